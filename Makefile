@@ -1,0 +1,36 @@
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Absolute, so that the fallback below also works from a recipe that changes directory.
+export PATH := $(abspath $(BIN)):$(PATH)
+
+.PHONY: help setup lock format check test demo bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/.installed: requirements.lock pyproject.toml connectors/client/pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e . -e connectors/client
+	touch $@
+
+setup: $(VENV)/.installed  ## make .venv with the locked dependencies and both distributions
+
+lock:  ## resolve the dependencies anew into requirements.lock (needs uv)
+	uv pip compile --quiet --universal --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
+	  --no-header --extra stack --extra dev pyproject.toml connectors/client/pyproject.toml -o requirements.lock
+
+format: setup  ## format and fix what the linter can
+	ruff format .
+	ruff check --fix .
+
+check: setup  ## formatter, linter, types, import directions
+	ruff format --check .
+	ruff check .
+	mypy
+	lint-imports
+
+test: setup  ## the whole suite on real Kafka and Postgres, which it starts and stops itself
+	pytest
