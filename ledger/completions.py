@@ -1,0 +1,184 @@
+"""How an attempt ends: completed, failed, or its lease expired. Ended runs leave the hot table, or wait for a retry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal, NamedTuple
+from uuid import UUID
+
+from ledger.connection import Connection
+from ledger.outbox import emit
+
+
+class Completion(NamedTuple):
+    """result: a JSON document of at most 64 KiB, or None."""
+
+    run_id: UUID
+    lease_token: int
+    result: str | None = None
+
+
+COMPLETE_RUNS = f"""
+WITH done AS (
+    DELETE FROM runs r
+    USING unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(results)s::text[]) AS c (run_id, lease_token, result)
+    WHERE r.run_id = c.run_id AND r.lease_token = c.lease_token AND r.state = 'leased'
+      AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now())
+    RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,
+              r.lease_token, r.scheduled_for, r.worker_id, c.result
+), event AS (
+    {emit("run_completed", "done", attempts="attempt", lease_tokens="lease_token", scheduled_for="scheduled_for",
+          worker_ids="worker_id", results="result")}
+)
+SELECT run_id FROM done
+"""
+
+
+async def complete_runs(
+    conn: Connection, completions: Sequence[Completion], *, now: datetime | None = None
+) -> list[UUID]:
+    """Finish leased runs and queue their events, in the caller's API transaction.
+
+    completions: at most 1,000, of distinct runs. Returns the ids that were finished; one missing from it has lost its
+    lease, or was completed before (see `what_ended`), and nothing of it was written. Locks only these rows.
+    """
+    completions = sorted(completions, key=lambda completion: completion.run_id)
+    cursor = await conn.execute(
+        COMPLETE_RUNS,
+        {
+            "run_ids": [completion.run_id for completion in completions],
+            "lease_tokens": [completion.lease_token for completion in completions],
+            "results": [completion.result for completion in completions],
+            "now": now,
+        },
+    )
+    return [row[0] for row in await cursor.fetchall()]
+
+
+class Ended(NamedTuple):
+    """What became of a run whose attempt ended without success; due_at is its next attempt's."""
+
+    run_id: UUID
+    outcome: Literal["retried", "dead"]
+    due_at: datetime | None
+
+
+# Needs a CTE `ended (run_id, reason, permanent, retry_after_s, worker_id)` whose runs are locked.
+# Full jitter: uniform in [0, min(600, 2^attempt)] s. Source: DESIGN, Policies.
+_RETRY_OR_BURY = f"""
+buried AS (
+    DELETE FROM runs r USING ended e
+    WHERE r.run_id = e.run_id AND (e.permanent OR r.attempt >= r.max_attempts)
+    RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,
+              r.max_attempts, r.lease_token, r.scheduled_for, r.payload, e.worker_id, e.reason
+), grave AS (
+    INSERT INTO dead_runs (run_id, job_id, partition, tenant, queue, lane, version, attempt, max_attempts, lease_token,
+                           scheduled_for, payload, worker_id, reason, died_at)
+    SELECT *, coalesce(%(now)s::timestamptz, now()) FROM buried
+), retried AS (
+    UPDATE runs r
+    SET state = 'pending', version = r.version + 1, lease_expires_at = NULL, worker_id = NULL,
+        due_at = coalesce(%(now)s::timestamptz, now()) + interval '1 second'
+                 * coalesce(e.retry_after_s, random() * least(600, power(2, least(r.attempt, 10))))
+    FROM ended e
+    WHERE r.run_id = e.run_id AND NOT (e.permanent OR r.attempt >= r.max_attempts)
+    RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version, r.attempt, r.lease_token,
+              r.scheduled_for, r.due_at, e.worker_id, e.reason
+), dead_event AS (
+    {emit("run_dead", "buried", attempts="attempt", lease_tokens="lease_token", scheduled_for="scheduled_for",
+          worker_ids="worker_id", reasons="reason")}
+), retry_event AS (
+    {emit("run_retried", "retried", attempts="attempt", lease_tokens="lease_token", scheduled_for="scheduled_for",
+          due_at="due_at", worker_ids="worker_id", reasons="reason")}
+)
+SELECT run_id, 'dead' AS outcome, NULL AS due_at FROM buried
+UNION ALL
+SELECT run_id, 'retried', due_at FROM retried
+"""
+
+
+class Failure(NamedTuple):
+    """permanent: do not try again. retry_after_s: instead of the job's own back-off."""
+
+    run_id: UUID
+    lease_token: int
+    reason: str
+    permanent: bool = False
+    retry_after_s: float | None = None
+
+
+FAIL_RUNS = f"""
+WITH ended AS (
+    SELECT r.run_id, f.reason, f.permanent, f.retry_after_s, r.worker_id
+    FROM unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(reasons)s::text[], %(permanent)s::bool[],
+                %(retry_after_s)s::float8[]) AS f (run_id, lease_token, reason, permanent, retry_after_s),
+         runs r
+    WHERE r.run_id = f.run_id AND r.lease_token = f.lease_token AND r.state = 'leased'
+      AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now())
+    FOR UPDATE OF r
+), {_RETRY_OR_BURY}
+"""
+
+
+async def fail_runs(conn: Connection, failures: Sequence[Failure], *, now: datetime | None = None) -> list[Ended]:
+    """End attempts that failed, in the caller's API transaction: a retry later, or dead when attempts are used up.
+
+    failures: at most 1,000, of distinct runs. A run missing from the answer has lost its lease.
+    """
+    failures = sorted(failures, key=lambda failure: failure.run_id)
+    cursor = await conn.execute(
+        FAIL_RUNS,
+        {
+            "run_ids": [failure.run_id for failure in failures],
+            "lease_tokens": [failure.lease_token for failure in failures],
+            "reasons": [failure.reason for failure in failures],
+            "permanent": [failure.permanent for failure in failures],
+            "retry_after_s": [failure.retry_after_s for failure in failures],
+            "now": now,
+        },
+    )
+    return [Ended(*row) for row in await cursor.fetchall()]
+
+
+EXPIRE_LEASES = f"""
+WITH ended AS (
+    SELECT r.run_id, 'lease expired' AS reason, false AS permanent, NULL::float8 AS retry_after_s, r.worker_id
+    FROM unnest(%(run_ids)s::uuid[]) AS l (run_id), runs r
+    WHERE r.run_id = l.run_id AND r.state = 'leased' AND r.lease_expires_at <= coalesce(%(now)s::timestamptz, now())
+    FOR UPDATE OF r
+), {_RETRY_OR_BURY}
+"""
+
+
+async def expire_leases(conn: Connection, run_ids: Sequence[UUID], *, now: datetime | None = None) -> list[Ended]:
+    """End the attempts whose lease has run out, in the owner's fenced transaction.
+
+    A run missing from the answer is not leased, or its lease was extended: see `lease_expiries`.
+    """
+    cursor = await conn.execute(EXPIRE_LEASES, {"run_ids": sorted(run_ids), "now": now})
+    return [Ended(*row) for row in await cursor.fetchall()]
+
+
+LEASE_EXPIRIES = """
+SELECT r.run_id, r.lease_expires_at FROM unnest(%s::uuid[]) AS l (run_id), runs r
+WHERE r.run_id = l.run_id AND r.state = 'leased'
+"""
+
+
+async def lease_expiries(conn: Connection, run_ids: Sequence[UUID]) -> dict[UUID, datetime]:
+    """When the leases of those runs that are leased now expire. Heartbeats make no events, so owners ask."""
+    return dict(await (await conn.execute(LEASE_EXPIRIES, (list(run_ids),))).fetchall())
+
+
+WHAT_ENDED = """
+SELECT o.event, o.lease_tokens[array_position(o.run_ids, %(run_id)s::uuid)]
+FROM outbox o WHERE o.run_ids @> ARRAY[%(run_id)s::uuid] AND o.event IN ('run_completed', 'run_dead', 'run_retried')
+ORDER BY o.id DESC LIMIT 1
+"""
+
+
+async def what_ended(conn: Connection, run_id: UUID) -> tuple[str, int] | None:
+    """The last end of an attempt of the run that still waits in the outbox: (event, lease token). The rare miss path."""
+    row = await (await conn.execute(WHAT_ENDED, {"run_id": run_id})).fetchone()
+    return (row[0], row[1]) if row else None

@@ -1,0 +1,86 @@
+"""Sessions with Postgres: how they are set up, and the one place where psycopg's errors become ours."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
+
+import psycopg
+from psycopg import AsyncConnection, errors
+from psycopg.rows import TupleRow
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from schemas.errors import EpochLost, InvariantBroken, LedgerUnavailable
+
+Connection = AsyncConnection[TupleRow]
+Pool = AsyncConnectionPool[Connection]
+
+# Our statements join a short list of ids to a table by its primary key. The planner may only see it that way: a scan or
+# a hash join would be slower, and would lock rows in another order than the ids', which is how we avoid deadlocks.
+# transaction_timeout bounds how long a stuck holder of the fence can block a takeover.
+SESSION_OPTIONS = " ".join(
+    f"-c {setting}"
+    for setting in (
+        "timezone=UTC",
+        "transaction_timeout=10s",
+        "idle_in_transaction_session_timeout=10s",
+        "lock_timeout=8s",
+        "enable_seqscan=off",
+        "enable_hashjoin=off",
+        "enable_mergejoin=off",
+        "enable_material=off",
+        "jit=off",
+        "plan_cache_mode=force_generic_plan",
+    )
+)
+
+
+@asynccontextmanager
+async def ledger_pool(dsn: str, *, size: int = 4, name: str = "fencepost") -> AsyncIterator[Pool]:
+    """At most `size` sessions with the ledger, opened in the background: it may still be away when this returns."""
+    pool: Pool = AsyncConnectionPool(
+        dsn,
+        min_size=1,
+        max_size=size,
+        timeout=5.0,
+        reconnect_timeout=float("inf"),
+        open=False,
+        kwargs={"autocommit": True, "options": SESSION_OPTIONS, "application_name": name},
+    )
+    await pool.open()
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+@contextmanager
+def ledger_errors(partition: int | None = None) -> Iterator[None]:
+    """Raise our errors for psycopg's: EpochLost, LedgerUnavailable (nothing is known to be written), InvariantBroken."""
+    try:
+        yield
+    except (PoolTimeout, psycopg.OperationalError) as error:
+        raise LedgerUnavailable(f"the ledger did not answer: {error}") from error
+    except errors.DatabaseError as error:
+        if error.sqlstate in ("FP001", "FP002"):
+            raise EpochLost(partition) from error
+        if isinstance(error, (errors.CheckViolation, errors.NotNullViolation)):
+            raise InvariantBroken(str(error)) from error
+        raise
+
+
+@asynccontextmanager
+async def session(pool: Pool) -> AsyncIterator[Connection]:
+    """A session for reads. Raises LedgerUnavailable."""
+    with ledger_errors():
+        async with pool.connection() as conn:
+            yield conn
+
+
+async def ledger_now(conn: Connection) -> datetime:
+    """The shard's clock, the only judge of time."""
+    row = await (await conn.execute("SELECT clock_timestamp()")).fetchone()
+    assert row is not None
+    now: datetime = row[0]
+    return now

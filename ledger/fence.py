@@ -1,0 +1,111 @@
+"""The fence: every write happens in one of these transactions, or not at all.
+
+An owner proves that its epoch of the partition is current; other writers (the API) hold the epochs of the partitions
+they touch still. Either way a takeover waits for the writer, and the writer sees the epoch that it waited for.
+Source: DESIGN, The fence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from ledger.connection import Connection, Pool, ledger_errors
+from schemas.ids import partition_of_run
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What an owner must prove on every write."""
+
+    partition: int
+    epoch: int
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """What the new owner of a partition got: its fence, and where the last one stopped."""
+
+    fence: Fence
+    previous_owner: str | None
+    consumed_offset: int
+    decided_through: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerTransaction:
+    """An open fenced transaction. consumed_offset is the next command to apply; now is the transaction's instant."""
+
+    conn: Connection
+    fence: Fence
+    consumed_offset: int
+    now: datetime
+
+
+FENCE_OWNER = "SELECT fence_owner(%s, %s, %s), now()"
+
+
+@asynccontextmanager
+async def owner_transaction(pool: Pool, fence: Fence) -> AsyncIterator[OwnerTransaction]:
+    """A transaction that commits only under the fence's epoch and owner.
+
+    Raises EpochLost (drop the partition's memory) or LedgerUnavailable (nothing is known to be written; try again:
+    every write of ours is idempotent under its fence).
+    """
+    with ledger_errors(fence.partition):
+        async with pool.connection() as conn, conn.transaction():
+            cursor = await conn.execute(FENCE_OWNER, (fence.partition, fence.epoch, fence.owner))
+            row = await cursor.fetchone()
+            assert row is not None
+            yield OwnerTransaction(conn, fence, row[0], row[1])
+
+
+FENCE_PARTITIONS = "SELECT fence_partitions(%s::int[])"
+
+
+@asynccontextmanager
+async def api_transaction(pool: Pool, run_ids: Iterable[UUID]) -> AsyncIterator[Connection]:
+    """A transaction in which the epochs of these runs' partitions stand still.
+
+    Begin, fence and the caller's first statement travel together: two round trips a transaction.
+    Raises EpochLost when a partition is not on this shard, LedgerUnavailable.
+    """
+    partitions = sorted({partition_of_run(run_id) for run_id in run_ids})
+    with ledger_errors():
+        async with pool.connection() as conn, conn.pipeline(), conn.transaction():
+            await conn.execute(FENCE_PARTITIONS, (partitions,))
+            yield conn
+
+
+TAKE_OVER = "SELECT epoch, previous_owner, consumed_offset, decided_through FROM take_over(%s, %s)"
+
+
+async def take_over(pool: Pool, partition: int, owner: str) -> Takeover:
+    """Make `owner` the partition's owner under a new epoch, after every transaction of the old one has ended.
+
+    owner: a nonce of the process, never reused. Raises LedgerUnavailable, EpochLost when the partition is not here.
+    """
+    with ledger_errors(partition):
+        async with pool.connection() as conn:
+            row = await (await conn.execute(TAKE_OVER, (partition, owner))).fetchone()
+    if row is None:
+        raise LookupError(f"partition {partition} is not in the ledger; was it initialised with fewer?")
+    epoch, previous_owner, consumed_offset, decided_through = row
+    return Takeover(Fence(partition, epoch, owner), previous_owner, consumed_offset, decided_through)
+
+
+RELEASE_PARTITION = """
+UPDATE partitions SET owner = NULL, owner_since = now()
+WHERE partition = %s AND epoch = %s AND owner = %s
+"""
+
+
+async def release_partition(pool: Pool, fence: Fence) -> None:
+    """Say that nobody owns the partition now; a no-op when somebody else took it over already."""
+    with ledger_errors(fence.partition):
+        async with pool.connection() as conn:
+            await conn.execute(RELEASE_PARTITION, (fence.partition, fence.epoch, fence.owner))

@@ -1,0 +1,99 @@
+"""The outbox: events wait here, written by the transaction that made them true, until the relay has published them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from ledger.connection import Connection
+
+_ALWAYS = {
+    "job_ids": "job_id",
+    "run_ids": "run_id",
+    "partitions": "partition",
+    "tenants": "tenant",
+    "queues": "queue",
+    "lanes": "lane",
+    "versions": "version",
+}
+
+
+def emit(event: str, source: str, **columns: str) -> str:
+    """The SQL that puts one outbox row in for the rows of `source`, a CTE over runs (or jobs).
+
+    columns: outbox column = SQL expression over a row of `source`, beside those every event has. The statement around
+    it must have a parameter `now`, which tests set and the product leaves NULL.
+    """
+    arrays = {**_ALWAYS, **columns}
+    if event.startswith("job_"):
+        del arrays["run_ids"]
+    aggregates = ", ".join(f"array_agg({expression})" for expression in arrays.values())
+    return (
+        f"INSERT INTO outbox (event, at, {', '.join(arrays)}) "
+        f"SELECT '{event}', coalesce(%(now)s::timestamptz, now()), {aggregates} FROM {source} HAVING count(*) > 0"
+    )
+
+
+class OutboxRow(NamedTuple):
+    """Events of one kind and transaction, side by side; an absent field is None instead of a list."""
+
+    id: int
+    event: str
+    at: datetime
+    job_ids: list[str]
+    run_ids: list[str] | None
+    partitions: list[int]
+    tenants: list[str]
+    queues: list[str]
+    lanes: list[int]
+    versions: list[int]
+    attempts: list[int] | None
+    lease_tokens: list[int] | None
+    scheduled_for: list[datetime] | None
+    due_at: list[datetime] | None
+    lease_expires_at: list[datetime] | None
+    worker_ids: list[str | None] | None
+    reasons: list[str | None] | None
+    results: list[str | None] | None
+    definitions: list[str] | None
+
+
+READ_OUTBOX = """
+SELECT id, event, at, job_ids::text[], run_ids::text[], partitions, tenants, queues, lanes, versions, attempts,
+       lease_tokens, scheduled_for, due_at, lease_expires_at, worker_ids, reasons, results, definitions
+FROM outbox ORDER BY id LIMIT %s
+"""
+
+
+async def read_outbox(conn: Connection, limit: int) -> list[OutboxRow]:
+    """The oldest rows by id. Never `id > last`: a lower id may commit later."""
+    cursor = await conn.execute(READ_OUTBOX, (limit,))
+    return [OutboxRow(*row) for row in await cursor.fetchall()]
+
+
+DELETE_FROM_OUTBOX = "DELETE FROM outbox WHERE id = ANY(%s)"
+
+
+async def delete_from_outbox(conn: Connection, ids: Sequence[int]) -> None:
+    """Forget rows that Kafka has acknowledged."""
+    await conn.execute(DELETE_FROM_OUTBOX, (list(ids),))
+
+
+LOCK_RELAY = "SELECT pg_try_advisory_lock(fence_class(), -1)"
+
+
+async def try_lock_relay(conn: Connection) -> bool:
+    """Become this shard's one relay, for as long as the session lives. False while another one is."""
+    row = await (await conn.execute(LOCK_RELAY)).fetchone()
+    return bool(row and row[0])
+
+
+OUTBOX_LAG = "SELECT count(*), coalesce(extract(epoch FROM now() - min(at)), 0)::float8 FROM outbox"
+
+
+async def outbox_lag(conn: Connection) -> tuple[int, float]:
+    """How many rows wait, and for how many seconds the oldest has."""
+    row = await (await conn.execute(OUTBOX_LAG)).fetchone()
+    assert row is not None
+    return row[0], row[1]

@@ -1,0 +1,191 @@
+-- The ledger as it is after all migrations; tests/migrations proves that replaying them gives exactly this.
+--
+-- The rules behind it (DESIGN, The fence and Ledger speed):
+--   * Every write proves the partition's epoch first: see fence_owner and fence_partitions below.
+--   * No index on a column that lease, heartbeat or finish changes, so that those updates are HOT.
+--   * The hot table holds only what is to run or running; finished rows leave it for the outbox.
+
+CREATE TABLE settings (
+    key   text PRIMARY KEY,
+    value text NOT NULL
+);
+
+CREATE TABLE partitions (
+    partition       int PRIMARY KEY CHECK (partition BETWEEN 0 AND 4095),
+    epoch           bigint NOT NULL DEFAULT 0,     -- grows on every takeover
+    owner           text,                          -- the owning process's nonce; NULL after a clean release
+    owner_since     timestamptz NOT NULL DEFAULT now(),
+    consumed_offset bigint NOT NULL DEFAULT 0,     -- the next offset of the commands topic to apply
+    decided_through timestamptz NOT NULL DEFAULT now() -- every occurrence up to here has one decision
+) WITH (fillfactor = 50);
+
+CREATE TABLE tokens (
+    token_id   text PRIMARY KEY,
+    token_hash bytea NOT NULL UNIQUE,              -- sha256 of the whole token
+    tenant     text NOT NULL,
+    role       text NOT NULL CHECK (role IN ('producer', 'worker', 'operator', 'admin')),
+    queues     text[],                             -- NULL: every queue of the tenant
+    created_at timestamptz NOT NULL DEFAULT now(),
+    revoked_at timestamptz
+);
+
+-- active -> paused -> active; either -> deleted (a tombstone, so that no old command brings the job back).
+-- An active job with no next_fire_at has no occurrence left.
+CREATE TABLE jobs (
+    job_id       uuid PRIMARY KEY,
+    partition    int NOT NULL,
+    tenant       text NOT NULL,
+    state        text NOT NULL DEFAULT 'active' CHECK (state IN ('active', 'paused', 'deleted')),
+    version      int NOT NULL DEFAULT 1,           -- grows with every command that changes the job
+    queue        text NOT NULL,
+    lane         smallint NOT NULL CHECK (lane BETWEEN 0 AND 2), -- 0 high, 1 normal, 2 low
+    definition   text NOT NULL,                    -- the job's spec as JSON, without its payload
+    payload      text,
+    max_attempts smallint NOT NULL CHECK (max_attempts > 0),
+    next_fire_at timestamptz,                      -- the cursor: the occurrence that is pending, moved by compare-and-set
+    created_at   timestamptz NOT NULL,             -- the create command's issuedAt
+    paused_at    timestamptz,
+    updated_at   timestamptz NOT NULL DEFAULT now(),
+    CHECK ((state = 'paused') = (paused_at IS NOT NULL)),
+    CHECK (state <> 'deleted' OR next_fire_at IS NULL)
+) WITH (fillfactor = 80);
+CREATE INDEX jobs_by_partition ON jobs (partition);
+
+--            lease                complete
+--  pending ---------> leased -----------------> (gone: run_completed in the outbox)
+--   | ^  ^             |  |   fail, expiry: attempts left
+--   | |  +-------------+  +--------------------> (dead_runs)   attempts used up, or a permanent failure
+--   | |   retry, release
+--   v |
+--   held   while its job is paused
+CREATE TABLE runs (
+    run_id           uuid PRIMARY KEY,
+    job_id           uuid NOT NULL,
+    partition        int NOT NULL,
+    tenant           text NOT NULL,
+    queue            text NOT NULL,
+    lane             smallint NOT NULL,
+    state            text NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'leased', 'held')),
+    version          int NOT NULL DEFAULT 1,       -- grows with every event of the run
+    attempt          smallint NOT NULL DEFAULT 0,  -- charged at lease
+    max_attempts     smallint NOT NULL,
+    lease_token      bigint NOT NULL DEFAULT 0,    -- grows on every lease: fences attempts
+    scheduled_for    timestamptz NOT NULL,         -- the nominal time, never changes
+    due_at           timestamptz NOT NULL,         -- when it may next be leased
+    lease_expires_at timestamptz,
+    worker_id        text,
+    cancel_requested boolean NOT NULL DEFAULT false,
+    payload          text,
+    CHECK ((state = 'leased') = (lease_expires_at IS NOT NULL)),
+    CHECK ((state = 'leased') = (worker_id IS NOT NULL))
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX runs_by_partition ON runs (partition, job_id);
+CREATE INDEX runs_by_queue ON runs (tenant, queue, lane, due_at);
+
+CREATE TABLE dead_runs (
+    run_id        uuid PRIMARY KEY,
+    job_id        uuid NOT NULL,
+    partition     int NOT NULL,
+    tenant        text NOT NULL,
+    queue         text NOT NULL,
+    lane          smallint NOT NULL,
+    version       int NOT NULL,
+    attempt       smallint NOT NULL,
+    max_attempts  smallint NOT NULL,
+    lease_token   bigint NOT NULL,
+    scheduled_for timestamptz NOT NULL,
+    worker_id     text,
+    payload       text,
+    reason        text NOT NULL,
+    died_at       timestamptz NOT NULL DEFAULT now()
+);
+CREATE INDEX dead_runs_by_tenant ON dead_runs (tenant, died_at);
+
+-- One row a transaction and kind of event, its events side by side in arrays of equal length: a tenth of the WAL of a
+-- row each. A NULL array means that the event has no such field. The relay publishes rows in id order and deletes them.
+CREATE TABLE outbox (
+    id               bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    event            text NOT NULL,
+    at               timestamptz NOT NULL DEFAULT now(),
+    job_ids          uuid[] NOT NULL,
+    run_ids          uuid[],
+    partitions       int[] NOT NULL,
+    tenants          text[] NOT NULL,
+    queues           text[] NOT NULL,
+    lanes            smallint[] NOT NULL,
+    versions         int[] NOT NULL,
+    attempts         smallint[],
+    lease_tokens     bigint[],
+    scheduled_for    timestamptz[],
+    due_at           timestamptz[],
+    lease_expires_at timestamptz[],
+    worker_ids       text[],
+    reasons          text[],
+    results          text[],
+    definitions      text[]
+) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+
+-- What became of each command: makes a second delivery under the same id a no-op, and answers the HTTP caller who waits.
+CREATE TABLE applied_commands (
+    command_id uuid PRIMARY KEY,
+    applied_at timestamptz NOT NULL DEFAULT now(),
+    outcome    text NOT NULL,                      -- applied, unchanged, or a rejection's code
+    detail     text,                               -- a rejection's message
+    field      text
+);
+
+-- What a lease call got, for a short while: the same request id gets the same runs again.
+CREATE TABLE lease_requests (
+    request_id uuid PRIMARY KEY,
+    run_ids    uuid[] NOT NULL,
+    lease_tokens bigint[] NOT NULL,
+    at         timestamptz NOT NULL DEFAULT now()
+);
+
+-- The class of our advisory locks on partitions.
+CREATE FUNCTION fence_class() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1179602500';
+
+-- Proves that (partition, epoch, owner) is current and keeps it so until the transaction ends; else raises FP001.
+-- VOLATILE, under READ COMMITTED: the read is a later snapshot than the lock. In one statement, a STABLE function or
+-- REPEATABLE READ it returned the OLD epoch. FOR SHARE instead would starve takeover.
+CREATE FUNCTION fence_owner(p int, e bigint, o text) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    found_epoch bigint;
+    found_owner text;
+    found_offset bigint;
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(fence_class(), p);
+    SELECT epoch, owner, consumed_offset INTO found_epoch, found_owner, found_offset FROM partitions WHERE partition = p;
+    IF found_epoch IS DISTINCT FROM e OR found_owner IS DISTINCT FROM o THEN
+        RAISE EXCEPTION 'epoch lost: partition % is at epoch % of %', p, found_epoch, found_owner
+            USING ERRCODE = 'FP001';
+    END IF;
+    RETURN found_offset;
+END $$;
+
+-- Keeps the epochs of these partitions (ascending, no duplicates) as they are until the transaction ends, for writers
+-- that own none of them; raises FP002 when one is not on this shard. Later statements see those epochs.
+CREATE FUNCTION fence_partitions(ps int[]) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    p int;
+BEGIN
+    FOREACH p IN ARRAY ps LOOP
+        PERFORM pg_advisory_xact_lock_shared(fence_class(), p);
+    END LOOP;
+    IF (SELECT count(*) FROM partitions WHERE partition = ANY (ps)) <> cardinality(ps) THEN
+        RAISE EXCEPTION 'not on this shard: one of the partitions %', ps USING ERRCODE = 'FP002';
+    END IF;
+END $$;
+
+-- Makes o the owner of p under a new epoch, once every transaction under the old one has ended.
+CREATE FUNCTION take_over(p int, o text)
+    RETURNS TABLE (epoch bigint, previous_owner text, consumed_offset bigint, decided_through timestamptz)
+    LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(fence_class(), p);
+    RETURN QUERY
+        WITH before AS (SELECT b.owner FROM partitions b WHERE b.partition = p)
+        UPDATE partitions t SET epoch = t.epoch + 1, owner = o, owner_since = now()
+        FROM before WHERE t.partition = p
+        RETURNING t.epoch, before.owner, t.consumed_offset, t.decided_through;
+END $$;

@@ -1,0 +1,126 @@
+"""Avro in Confluent's wire format: a zero byte, the schema id (4 bytes, big-endian), the record.
+
+A registry tells which id is which schema. The built-in one has fixed ids, so a small installation needs no registry
+server; a configured one (see `Registry`) takes its place with the ids it gives.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import fastavro
+import fastavro.schema
+
+from schemas.errors import Undecodable
+
+AVRO_FOLDER = Path(__file__).parent / "avro"
+NAMESPACE = "io.fencepost"
+
+# Never renumber and never reuse: ids are in every record that was ever written. A changed schema gets a new id, and
+# the old one stays readable as avro/archive/<id>.avsc.
+BUILT_IN_IDS: Mapping[str, int] = {
+    "CreateJob": 1,
+    "UpdateJob": 2,
+    "PauseJob": 3,
+    "ResumeJob": 4,
+    "DeleteJob": 5,
+    "TriggerJob": 6,
+    "CancelRun": 7,
+    "ReplayRun": 8,
+    "CommandBatch": 9,
+    "RejectedCommand": 10,
+    "ReadyHints": 11,
+    "RunEvents": 12,
+}
+
+Record = dict[str, Any]
+ParsedSchema = Any  # fastavro's own, opaque to us
+
+_HEADER = struct.Struct(">bI")
+
+
+@cache
+def reader_schema(name: str) -> ParsedSchema:
+    """The schema of this build for a record name, parsed, with the named types it refers to."""
+    return fastavro.schema.load_schema(AVRO_FOLDER / f"{NAMESPACE}.{name}.avsc")
+
+
+class Registry(Protocol):
+    """Who knows the ids. Both calls are made once a schema and process, and may block."""
+
+    def id_of(self, name: str) -> int:
+        """The id to write records called `name` with."""
+
+    def writer_schema(self, schema_id: int) -> tuple[str, ParsedSchema]:
+        """The record name and schema that an id was written with. Raises KeyError for an unknown id."""
+
+
+class BuiltInRegistry:
+    """Fixed ids, no server."""
+
+    def __init__(self) -> None:
+        self._names = {schema_id: name for name, schema_id in BUILT_IN_IDS.items()}
+
+    def id_of(self, name: str) -> int:
+        return BUILT_IN_IDS[name]
+
+    def writer_schema(self, schema_id: int) -> tuple[str, ParsedSchema]:
+        name = self._names[schema_id]
+        return name, reader_schema(name)
+
+
+class Codec:
+    """Encodes and decodes our records. Safe to share between threads."""
+
+    def __init__(self, registry: Registry | None = None) -> None:
+        self._registry = registry or BuiltInRegistry()
+        self._headers: dict[str, bytes] = {}
+        self._writers: dict[int, tuple[str, ParsedSchema]] = {}
+
+    def encode(self, name: str, record: Mapping[str, Any]) -> bytes:
+        """The wire bytes of a record. Members of a union of records are `(full name, record)` pairs."""
+        header = self._headers.get(name)
+        if header is None:
+            header = self._headers[name] = _HEADER.pack(0, self._registry.id_of(name))
+        out = io.BytesIO()
+        out.write(header)
+        fastavro.schemaless_writer(out, reader_schema(name), record)
+        return out.getvalue()
+
+    def decode(self, wire: bytes | None) -> tuple[str, Record]:
+        """The record's name and fields, read with this build's schema whatever version wrote it.
+
+        Members of a union of records come as `(full name, record)` pairs. Raises Undecodable.
+        """
+        if wire is None or len(wire) < _HEADER.size:
+            raise Undecodable(f"{0 if wire is None else len(wire)} bytes are too few for a record")
+        magic, schema_id = _HEADER.unpack_from(wire)
+        if magic != 0:
+            raise Undecodable(f"magic byte {magic} is not 0: not Confluent's wire format")
+        name, writer = self._writer(schema_id)
+        reader = reader_schema(name)
+        body = io.BytesIO(wire)
+        body.seek(_HEADER.size)
+        try:
+            record = fastavro.schemaless_reader(
+                body, writer, None if writer is reader else reader, return_record_name=True
+            )
+        except Exception as error:  # fastavro raises whatever the bytes lead it to: EOFError, IndexError, …
+            raise Undecodable(f"the body is no {name}: {type(error).__name__}: {error}") from error
+        if body.tell() != len(wire):
+            raise Undecodable(f"{len(wire) - body.tell()} bytes are left over after the {name}")
+        return name, record  # type: ignore[return-value]
+
+    def _writer(self, schema_id: int) -> tuple[str, ParsedSchema]:
+        known = self._writers.get(schema_id)
+        if known is None:
+            try:
+                known = self._writers[schema_id] = self._registry.writer_schema(schema_id)
+            except KeyError:
+                raise Undecodable(f"unknown schema id {schema_id}") from None
+        return known

@@ -1,0 +1,208 @@
+"""Job commands: what a producer may ask of a job, and the checks that need no look at the ledger.
+
+The Avro records and the HTTP bodies have the same fields under the same (camelCase) names, so both become the same
+structs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, TypeVar
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta, Struct
+
+from schemas.codec import NAMESPACE, Codec, Record
+from schemas.errors import CommandRejected, Undecodable
+from schemas.schedule import Schedule, parse_schedule
+
+T = TypeVar("T")
+
+PAYLOAD_MAX_BYTES = 64 * 1024
+
+Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:-]+$")]
+Lane = Literal["high", "normal", "low"]
+LANES: tuple[Lane, ...] = ("high", "normal", "low")  # the ledger stores the index
+CatchUp = Literal["latest", "all", "none"]
+Overlap = Literal["allow", "skip", "replace"]
+PositiveSeconds = Annotated[float, Meta(gt=0, le=366 * 86400)]
+
+
+class JobSpec(Struct, rename="camel", kw_only=True, frozen=True):
+    """What a job is: the definition that create and update carry.
+
+    schedule: the JSON form, see schemas/schedule.py. payload: a JSON document as text, at most 64 KiB.
+    """
+
+    queue: Name
+    schedule: dict[str, Any]
+    lane: Lane = "normal"
+    name: Annotated[str, Meta(max_length=200)] | None = None
+    payload: str | None = None
+    max_attempts: Annotated[int, Meta(ge=1, le=100)] = 5
+    timeout_seconds: PositiveSeconds | None = None
+    catch_up: CatchUp = "latest"
+    overlap: Overlap = "allow"
+    start_deadline_seconds: PositiveSeconds | None = None
+
+
+class Command(Struct, rename="camel", kw_only=True, frozen=True):
+    """The fields of every command. job_id decides the partition; command_id makes a second delivery a no-op."""
+
+    command_id: UUID
+    tenant: Name
+    job_id: UUID
+    issued_at: datetime
+
+
+class CreateJob(Command, frozen=True, kw_only=True):
+    spec: JobSpec
+
+
+class UpdateJob(Command, frozen=True, kw_only=True):
+    spec: JobSpec
+    effective_from: datetime | None = None
+
+
+class PauseJob(Command, frozen=True):
+    pass
+
+
+class ResumeJob(Command, frozen=True):
+    pass
+
+
+class DeleteJob(Command, frozen=True):
+    pass
+
+
+class TriggerJob(Command, frozen=True, kw_only=True):
+    payload: str | None = None
+
+
+class CancelRun(Command, frozen=True, kw_only=True):
+    run_id: UUID
+
+
+class ReplayRun(Command, frozen=True, kw_only=True):
+    run_id: UUID
+
+
+COMMANDS: dict[str, type[Command]] = {
+    kind.__name__: kind
+    for kind in (CreateJob, UpdateJob, PauseJob, ResumeJob, DeleteJob, TriggerJob, CancelRun, ReplayRun)
+}
+_SPEC_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(JobSpec))
+
+
+def decode_commands(codec: Codec, wire: bytes | None) -> Iterator[Command | CommandRejected]:
+    """The commands of one record, in order; one that is invalid comes as its rejection, the others go on.
+
+    Raises Undecodable (before yielding anything) when the record as a whole cannot be read.
+    """
+    name, record = codec.decode(wire)
+    if name == "CommandBatch":
+        members = record["commands"]
+    elif name in COMMANDS:
+        members = [(f"{NAMESPACE}.{name}", record)]
+    else:
+        raise Undecodable(f"a {name} is no command")
+    for full_name, fields in members:
+        try:
+            yield parse_command(full_name.rpartition(".")[2], fields)
+        except CommandRejected as rejection:
+            yield rejection
+
+
+def parse_command(name: str, fields: Record) -> Command:
+    """A command from its Avro or JSON fields. Raises CommandRejected naming the field."""
+    kind = COMMANDS[name]
+    own = {key: value for key, value in fields.items() if value is not None}
+    if kind in (CreateJob, UpdateJob):
+        own["spec"] = {key: own.pop(key) for key in _SPEC_FIELDS & own.keys()}
+        own["spec"]["schedule"] = plain_schedule(own["spec"].get("schedule"))
+    command = convert(own, kind)
+    spec = getattr(command, "spec", None)
+    check_payload(spec.payload if spec else getattr(command, "payload", None))
+    return command
+
+
+def encode_command(codec: Codec, command: Command) -> bytes:
+    """The wire bytes of a single command."""
+    return codec.encode(type(command).__name__, command_record(command))
+
+
+def command_record(command: Command) -> Record:
+    """A command as the fields of its Avro record."""
+    record: Record = msgspec.to_builtins(command, builtin_types=(datetime,))
+    if spec := record.pop("spec", None):
+        record |= spec
+        record["schedule"] = _schedule_record(spec["schedule"])
+    return record
+
+
+def parse_spec(body: Any) -> JobSpec:
+    """A job's definition from JSON-like fields, checked but for its schedule. Raises CommandRejected."""
+    spec = convert(body, JobSpec)
+    check_payload(spec.payload)
+    return spec
+
+
+def schedule_of(command: CreateJob | UpdateJob) -> Schedule:
+    """The command's schedule, checked; a delay counts from issued_at. Raises InvalidSchedule."""
+    return parse_schedule(command.spec.schedule, job_id=command.job_id)
+
+
+def check_payload(payload: str | None) -> None:
+    """Raises CommandRejected unless payload is a JSON document within the cap."""
+    if payload is None:
+        return
+    size = len(payload.encode())
+    if size > PAYLOAD_MAX_BYTES:
+        raise CommandRejected(f"payload is {size} bytes, more than {PAYLOAD_MAX_BYTES}", field="payload")
+    try:
+        msgspec.json.decode(payload)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise CommandRejected(f"payload is no JSON document: {error}", field="payload") from error
+
+
+def convert(fields: Any, kind: type[T]) -> T:
+    """`fields` as a `kind`. Raises CommandRejected with the field's dotted JSON name."""
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise rejection_of(error) from error
+
+
+def rejection_of(error: msgspec.ValidationError) -> CommandRejected:
+    """msgspec's "… - at `$.spec.queue`" as a rejection whose field is `queue`."""
+    message, _, path = str(error).partition(" - at `$")
+    if not path and "missing required field" in message:
+        path = "." + message.rpartition("field `")[2].rstrip("`")
+    elif "missing required field" in message:
+        path = path.rstrip("`") + "." + message.rpartition("field `")[2].rstrip("`")
+    return CommandRejected(message, field=path.rstrip("`").removeprefix(".").removeprefix("spec.") or None)
+
+
+def plain_schedule(schedule: Any) -> Any:
+    """A schedule record without its absent fields and with instants as text: the JSON form."""
+    if not isinstance(schedule, dict):
+        return schedule
+    return {key: _text(value) for key, value in schedule.items() if value is not None and value != []}
+
+
+def _text(value: Any) -> Any:
+    return value.astimezone(UTC).isoformat().replace("+00:00", "Z") if isinstance(value, datetime) else value
+
+
+_INSTANTS = ("anchor", "runAt", "startAt", "endAt")
+
+
+def _schedule_record(schedule: Record) -> Record:
+    record = {"excludeDates": [], **schedule}
+    for key in _INSTANTS:
+        if isinstance(record.get(key), str):
+            record[key] = datetime.fromisoformat(record[key])
+    return record
