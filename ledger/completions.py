@@ -28,8 +28,17 @@ WITH done AS (
     RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,
               r.lease_token, r.scheduled_for, r.worker_id, c.result
 ), event AS (
-    {emit("run_completed", "done", attempts="attempt", lease_tokens="lease_token", scheduled_for="scheduled_for",
-          worker_ids="worker_id", results="result")}
+    {
+    emit(
+        "run_completed",
+        "done",
+        attempts="attempt",
+        lease_tokens="lease_token",
+        scheduled_for="scheduled_for",
+        worker_ids="worker_id",
+        results="result",
+    )
+}
 )
 SELECT run_id FROM done
 """
@@ -86,11 +95,30 @@ buried AS (
     RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version, r.attempt, r.lease_token,
               r.scheduled_for, r.due_at, e.worker_id, e.reason
 ), dead_event AS (
-    {emit("run_dead", "buried", attempts="attempt", lease_tokens="lease_token", scheduled_for="scheduled_for",
-          worker_ids="worker_id", reasons="reason")}
+    {
+    emit(
+        "run_dead",
+        "buried",
+        attempts="attempt",
+        lease_tokens="lease_token",
+        scheduled_for="scheduled_for",
+        worker_ids="worker_id",
+        reasons="reason",
+    )
+}
 ), retry_event AS (
-    {emit("run_retried", "retried", attempts="attempt", lease_tokens="lease_token", scheduled_for="scheduled_for",
-          due_at="due_at", worker_ids="worker_id", reasons="reason")}
+    {
+    emit(
+        "run_retried",
+        "retried",
+        attempts="attempt",
+        lease_tokens="lease_token",
+        scheduled_for="scheduled_for",
+        due_at="due_at",
+        worker_ids="worker_id",
+        reasons="reason",
+    )
+}
 )
 SELECT run_id, 'dead' AS outcome, NULL AS due_at FROM buried
 UNION ALL

@@ -46,8 +46,18 @@ WITH leased AS (
       AND p.partition = r.partition AND p.epoch = ask.epoch
     RETURNING r.*
 ), event AS (
-    {emit("run_leased", "leased", attempts="attempt", lease_tokens="lease_token", scheduled_for="scheduled_for",
-          due_at="due_at", lease_expires_at="lease_expires_at", worker_ids="worker_id")}
+    {
+    emit(
+        "run_leased",
+        "leased",
+        attempts="attempt",
+        lease_tokens="lease_token",
+        scheduled_for="scheduled_for",
+        due_at="due_at",
+        lease_expires_at="lease_expires_at",
+        worker_ids="worker_id",
+    )
+}
 )
 SELECT run_id, job_id, attempt, lease_token, lease_expires_at, scheduled_for, due_at, payload FROM leased
 """
@@ -123,8 +133,16 @@ WITH released AS (
       AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now())
     RETURNING r.*
 ), event AS (
-    {emit("run_released", "released", attempts="attempt", lease_tokens="lease_token", scheduled_for="scheduled_for",
-          due_at="due_at")}
+    {
+    emit(
+        "run_released",
+        "released",
+        attempts="attempt",
+        lease_tokens="lease_token",
+        scheduled_for="scheduled_for",
+        due_at="due_at",
+    )
+}
 )
 SELECT run_id FROM released
 """
@@ -137,7 +155,11 @@ async def release_runs(
     leases = sorted(leases)
     cursor = await conn.execute(
         RELEASE_RUNS,
-        {"run_ids": [run_id for run_id, _ in leases], "lease_tokens": [token for _, token in leases], "now": now},
+        {
+            "run_ids": [run_id for run_id, _ in leases],
+            "lease_tokens": [token for _, token in leases],
+            "now": now,
+        },
     )
     return [row[0] for row in await cursor.fetchall()]
 
@@ -149,9 +171,7 @@ INSERT INTO lease_requests (request_id, run_ids, lease_tokens) VALUES (%s, %s, %
 
 async def remember_leases(conn: Connection, request_id: UUID, runs: Sequence[LeasedRun]) -> None:
     """Note what a lease call got, in the transaction that leased it, so that its repetition gets the same."""
-    await conn.execute(
-        REMEMBER_LEASES, (request_id, [run.run_id for run in runs], [run.lease_token for run in runs])
-    )
+    await conn.execute(REMEMBER_LEASES, (request_id, [run.run_id for run in runs], [run.lease_token for run in runs]))
 
 
 RECALL_LEASES = """

@@ -70,8 +70,6 @@ class InvalidSchedule(CommandRejected):
 class UnknownZone(InvalidSchedule):
     """Not a name on the allow-list of IANA zones that every node shares."""
 
-    code = "unknown_zone"
-
 
 class JobUnknown(CommandRejected):
     """The command names a job that does not exist, was deleted, or belongs to another tenant."""

@@ -1,0 +1,52 @@
+"""What became of each command: a second delivery under the same id is a no-op, and HTTP callers learn the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from ledger.connection import Connection
+from ledger.fence import OwnerTransaction
+
+APPLIED = "applied"
+UNCHANGED = "unchanged"
+
+
+class Outcome(NamedTuple):
+    """outcome: APPLIED, UNCHANGED (nothing was left to do), or a rejection's code with its detail and field."""
+
+    command_id: UUID
+    outcome: str
+    detail: str | None = None
+    field: str | None = None
+
+
+RECORD_OUTCOMES = """
+INSERT INTO applied_commands (command_id, outcome, detail, field)
+SELECT * FROM unnest(%s::uuid[], %s::text[], %s::text[], %s::text[])
+ON CONFLICT (command_id) DO NOTHING
+"""
+
+
+async def record_outcomes(tx: OwnerTransaction, outcomes: Sequence[Outcome]) -> None:
+    """Note outcomes in the transaction of their effects."""
+    columns = [list(column) for column in zip(*outcomes, strict=True)]
+    await tx.conn.execute(RECORD_OUTCOMES, columns)
+
+
+READ_OUTCOMES = "SELECT command_id, outcome, detail, field FROM applied_commands WHERE command_id = ANY(%s)"
+
+
+async def read_outcomes(conn: Connection, command_ids: Sequence[UUID]) -> dict[UUID, Outcome]:
+    """The outcomes of those commands that were applied or rejected already."""
+    rows = await (await conn.execute(READ_OUTCOMES, (list(command_ids),))).fetchall()
+    return {row[0]: Outcome(*row) for row in rows}
+
+
+FORGET_OUTCOMES = "DELETE FROM applied_commands WHERE applied_at < now() - interval '24 hours'"
+
+
+async def forget_outcomes(conn: Connection) -> None:
+    """Drop outcomes that are too old for any retry."""
+    await conn.execute(FORGET_OUTCOMES)

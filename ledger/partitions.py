@@ -1,0 +1,73 @@
+"""The partitions of this ledger: fixed once, checked at every start, watched by operators."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from ledger.connection import Connection
+from ledger.fence import OwnerTransaction
+from schemas.errors import LedgerMismatch
+from schemas.ids import MAX_PARTITIONS
+
+INIT_SETTINGS = "INSERT INTO settings (key, value) VALUES ('partitions', %s) ON CONFLICT DO NOTHING"
+INIT_PARTITIONS = """
+INSERT INTO partitions (partition) SELECT generate_series(0, %s - 1) ON CONFLICT DO NOTHING
+"""
+
+
+async def init_partitions(conn: Connection, count: int) -> None:
+    """Record how many partitions there are, for ever. Raises LedgerMismatch when it is already another number."""
+    if not 1 <= count <= MAX_PARTITIONS:
+        raise LedgerMismatch([f"partitions must be 1 to {MAX_PARTITIONS}, not {count}"])
+    async with conn.transaction():
+        await conn.execute(INIT_SETTINGS, (str(count),))
+        found = await partition_count(conn)
+        if found != count:
+            raise LedgerMismatch([f"the ledger was initialised with {found} partitions, not {count}"])
+        await conn.execute(INIT_PARTITIONS, (count,))
+
+
+async def partition_count(conn: Connection) -> int:
+    """P. Raises LedgerMismatch when the ledger was never initialised."""
+    row = await (await conn.execute("SELECT value FROM settings WHERE key = 'partitions'")).fetchone()
+    if row is None:
+        raise LedgerMismatch(["the ledger is not initialised: run `fencepostd init`"])
+    return int(row[0])
+
+
+class PartitionStatus(NamedTuple):
+    partition: int
+    epoch: int
+    owner: str | None
+    owner_since: datetime
+    consumed_offset: int
+    decided_through: datetime
+
+
+LIST_PARTITIONS = """
+SELECT partition, epoch, owner, owner_since, consumed_offset, decided_through FROM partitions ORDER BY partition
+"""
+
+
+async def list_partitions(conn: Connection) -> list[PartitionStatus]:
+    """Every partition, in order."""
+    return [PartitionStatus(*row) for row in await (await conn.execute(LIST_PARTITIONS)).fetchall()]
+
+
+ADVANCE_OFFSET = "UPDATE partitions SET consumed_offset = %s WHERE partition = %s"
+
+
+async def advance_offset(tx: OwnerTransaction, next_offset: int) -> None:
+    """The commands up to next_offset (exclusive) take effect with this transaction."""
+    await tx.conn.execute(ADVANCE_OFFSET, (next_offset, tx.fence.partition))
+
+
+ADVANCE_DECIDED = """
+UPDATE partitions SET decided_through = %s WHERE partition = %s AND decided_through < %s
+"""
+
+
+async def advance_decided(tx: OwnerTransaction, through: datetime) -> None:
+    """Every occurrence up to `through` has a decision once this transaction commits. It only ever grows."""
+    await tx.conn.execute(ADVANCE_DECIDED, (through, tx.fence.partition, through))
