@@ -22,7 +22,8 @@ class Completion(NamedTuple):
 COMPLETE_RUNS = f"""
 WITH done AS (
     DELETE FROM runs r
-    USING unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(results)s::text[]) AS c (run_id, lease_token, result)
+    USING unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(results)s::text[])
+              AS c (run_id, lease_token, result)
     WHERE r.run_id = c.run_id AND r.lease_token = c.lease_token AND r.state = 'leased'
       AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now())
     RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,
@@ -207,6 +208,6 @@ ORDER BY o.id DESC LIMIT 1
 
 
 async def what_ended(conn: Connection, run_id: UUID) -> tuple[str, int] | None:
-    """The last end of an attempt of the run that still waits in the outbox: (event, lease token). The rare miss path."""
+    """The last end of an attempt of the run that still waits in the outbox: (event, lease token). The miss path."""
     row = await (await conn.execute(WHAT_ENDED, {"run_id": run_id})).fetchone()
     return (row[0], row[1]) if row else None

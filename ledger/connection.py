@@ -57,17 +57,24 @@ async def ledger_pool(dsn: str, *, size: int = 4, name: str = "fencepost") -> As
 
 @contextmanager
 def ledger_errors(partition: int | None = None) -> Iterator[None]:
-    """Raise our errors for psycopg's: EpochLost, LedgerUnavailable (nothing is known to be written), InvariantBroken."""
+    """Raise our errors for psycopg's: EpochLost, LedgerUnavailable (nothing is known written), InvariantBroken."""
     try:
         yield
-    except (PoolTimeout, psycopg.OperationalError) as error:
+    except PoolTimeout as error:
         raise LedgerUnavailable(f"the ledger did not answer: {error}") from error
-    except errors.DatabaseError as error:
-        if error.sqlstate in ("FP001", "FP002"):
-            raise EpochLost(partition) from error
-        if isinstance(error, (errors.CheckViolation, errors.NotNullViolation)):
-            raise InvariantBroken(str(error)) from error
-        raise
+    except psycopg.Error as error:
+        raise _ours(error, partition) from error
+
+
+def _ours(error: psycopg.Error, partition: int | None) -> Exception:
+    # Our own codes first: psycopg takes a class it does not know for an OperationalError.
+    if error.sqlstate in ("FP001", "FP002"):
+        return EpochLost(partition)
+    if isinstance(error, psycopg.OperationalError):
+        return LedgerUnavailable(f"the ledger did not answer: {error}")
+    if isinstance(error, (errors.CheckViolation, errors.NotNullViolation)):
+        return InvariantBroken(str(error))
+    return error
 
 
 @asynccontextmanager

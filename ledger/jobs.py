@@ -17,7 +17,7 @@ from ledger.runs import RUN_COLUMNS, PendingRun
 
 
 class Job(NamedTuple):
-    """definition: the spec as JSON without its payload. next_fire_at: the pending occurrence, None when none is left."""
+    """definition: the spec as JSON without its payload. next_fire_at: the pending occurrence, or None."""
 
     job_id: UUID
     partition: int
@@ -71,7 +71,8 @@ class NewJob(NamedTuple):
 
 CREATE_JOBS = f"""
 WITH made AS (
-    INSERT INTO jobs (job_id, partition, tenant, queue, lane, definition, payload, max_attempts, next_fire_at, created_at)
+    INSERT INTO jobs (job_id, partition, tenant, queue, lane, definition, payload, max_attempts, next_fire_at,
+                      created_at)
     SELECT job_id, %(partition)s, tenant, queue, lane, definition, payload, max_attempts, next_fire_at, created_at
     FROM unnest(%(job_id)s::uuid[], %(tenant)s::text[], %(queue)s::text[], %(lane)s::smallint[], %(definition)s::text[],
                 %(payload)s::text[], %(max_attempts)s::smallint[], %(next_fire_at)s::timestamptz[],
@@ -144,8 +145,8 @@ class Resumption(NamedTuple):
 
 RESUME_JOBS = f"""
 WITH asked AS (
-    SELECT * FROM unnest(%(job_id)s::uuid[], %(next_fire_at)s::timestamptz[], %(skipped_run_id)s::uuid[], %(run_id)s::uuid[])
-                  AS a (job_id, next_fire_at, skipped_run_id, run_id)
+    SELECT * FROM unnest(%(job_id)s::uuid[], %(next_fire_at)s::timestamptz[], %(skipped_run_id)s::uuid[],
+                         %(run_id)s::uuid[]) AS a (job_id, next_fire_at, skipped_run_id, run_id)
 ), changed AS (
     UPDATE jobs j SET state = 'active', paused_at = NULL, version = j.version + 1, next_fire_at = a.next_fire_at,
                       updated_at = now()
@@ -199,7 +200,8 @@ async def resume_jobs(
 
 DELETE_JOBS = f"""
 WITH changed AS (
-    UPDATE jobs j SET state = 'deleted', paused_at = NULL, next_fire_at = NULL, version = j.version + 1, updated_at = now()
+    UPDATE jobs j SET state = 'deleted', paused_at = NULL, next_fire_at = NULL, version = j.version + 1,
+                      updated_at = now()
     WHERE j.job_id = ANY(%(job_ids)s::uuid[]) AND j.state <> 'deleted'
     RETURNING j.*
 ), dropped AS (
