@@ -131,10 +131,15 @@ def _alias(text: str) -> str:
 
 
 def _refuse_alias(text: str) -> NoReturn:
-    if text == "@reboot":
-        _refuse("@reboot has no place in time", "create the job with runAt or delaySeconds instead")
-    remedy = "for an interval use everySeconds" if text.startswith("@every") else "use " + ", ".join(ALIASES)
-    _refuse(f"unknown alias {text.split()[0]!r}", remedy)
+    alias = text.split()[0]
+    if alias == "@reboot":
+        _refuse("@reboot is no time", "for a single run use runAt or delaySeconds")
+    remedies = {
+        "@every": "for an interval use everySeconds",
+        "@once": "for a single run use runAt or delaySeconds",
+        "@quarterly": "write 0 0 1 */3 *",
+    }
+    _refuse(f"unknown alias {alias!r}", remedies.get(alias, f"use {', '.join(ALIASES)}"))
 
 
 def _refuse_field_count(text: str, count: int) -> NoReturn:
@@ -273,8 +278,8 @@ def _number(index: int, term: str, text: str) -> int:
     value = int(text) if text.isdigit() else NAMES[index].get(text)
     if not isinstance(value, int):
         _refuse_term(index, term, "is not a value, a range, a step or a name", _hint(index, term))
-    low, high = BOUNDS[index]
-    if not low <= value <= (7 if index == WEEKDAY else high):
+    low, high = (0, 7) if index == WEEKDAY else BOUNDS[index]
+    if not low <= value <= high:
         _refuse_term(index, term, f"is out of range, {low} to {high}")
     return value
 
