@@ -1,0 +1,60 @@
+"""A ledger of its own for each test: migrated once a session into a template, then copied, which takes about 30 ms."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from uuid import uuid4
+
+import psycopg
+import pytest
+import pytest_asyncio
+from psycopg.conninfo import make_conninfo
+
+from ledger.connection import Pool, session
+from ledger.connection import ledger_pool as open_ledger_pool
+from ledger.migrations import migrate
+from ledger.partitions import init_partitions
+
+PARTITIONS = 16
+
+
+@pytest.fixture(scope="session")
+def ledger_template(postgres_server: str) -> Iterator[str]:
+    """The name of a database that holds a migrated, empty ledger."""
+    name = f"ledger_template_{os.getpid()}"
+    _execute(postgres_server, f"CREATE DATABASE {name}")
+    migrate(make_conninfo(postgres_server, dbname=name))
+    yield name
+    _execute(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def empty_ledger_dsn(postgres_server: str, ledger_template: str) -> Iterator[str]:
+    """A migrated ledger of this test alone, not initialised yet."""
+    name = f"ledger_{uuid4().hex[:12]}"
+    _execute(postgres_server, f"CREATE DATABASE {name} TEMPLATE {ledger_template} STRATEGY file_copy")
+    yield make_conninfo(postgres_server, dbname=name)
+    _execute(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest_asyncio.fixture
+async def ledger_dsn(empty_ledger_dsn: str) -> str:
+    """A ledger of this test alone, initialised with 16 partitions."""
+    async with await psycopg.AsyncConnection.connect(empty_ledger_dsn, autocommit=True) as conn:
+        await init_partitions(conn, PARTITIONS)
+    return empty_ledger_dsn
+
+
+@pytest_asyncio.fixture
+async def ledger_pool(ledger_dsn: str) -> AsyncIterator[Pool]:
+    """Sessions with `ledger_dsn`, set up as the product's are."""
+    async with open_ledger_pool(ledger_dsn, size=8) as pool:
+        async with session(pool):
+            pass  # the first connection is there before the test starts
+        yield pool
+
+
+def _execute(dsn: str, statement: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(statement)  # type: ignore[arg-type]  # names of ours, no input
