@@ -25,6 +25,10 @@ class KafkaUnavailable(TryAgain):
     """The broker did not take or give a record in time."""
 
 
+class HistoryBusy(TryAgain):
+    """The history cannot answer at the moment: it is short of memory, or away."""
+
+
 class EpochLost(FencepostError):
     """Drop your memory of the partition: somebody else took it over since you last looked."""
 
@@ -87,6 +91,15 @@ class NotSupported(CommandRejected):
     """The command decodes, but this version does not carry it out yet."""
 
     code = "not_supported"
+
+
+class QueryRejected(CommandRejected):
+    """A query of the history that is not one allowed SELECT, or that took too long."""
+
+    code = "query_rejected"
+
+    def __init__(self, reason: str, *, field: str = "sql") -> None:
+        super().__init__(reason, field=field)
 
 
 class InvariantBroken(FencepostError):

@@ -1,0 +1,139 @@
+"""Read-only SQL over one tenant's history: checked, confined, bounded in rows and time."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import duckdb
+
+from schemas.errors import HistoryBusy, QueryRejected
+from streams.history_store import RUN_COLUMNS, RUN_EVENT_COLUMNS, SCHEMA, HistoryStore
+from streams.query_guard import Node, parse_query, parse_statements
+
+MAX_ROWS = 10_000
+
+# The tenant's statement takes the place of the inner SELECT in the parse tree, where the two CTEs are the only tables
+# of those names. NOT MATERIALIZED lets its filters reach the scan.
+CONFINED_QUERY = f"""
+WITH run_events AS NOT MATERIALIZED (
+    SELECT {", ".join(f'"{name}"' for name in RUN_EVENT_COLUMNS)} FROM {SCHEMA}.run_events WHERE tenant = $tenant
+), runs AS NOT MATERIALIZED (
+    SELECT {", ".join(f'"{name}"' for name in RUN_COLUMNS)} FROM {SCHEMA}.runs WHERE tenant = $tenant
+)
+SELECT * FROM (SELECT 1) AS answer LIMIT $rows
+"""
+
+
+class Column(NamedTuple):
+    name: str
+    type: str
+
+
+class Answer(NamedTuple):
+    """rows hold JSON-ready values; truncated says that there were more than the limit."""
+
+    columns: list[Column]
+    rows: list[list[Any]]
+    truncated: bool
+
+
+class HistoryQueries:
+    """Answers queries, each on a cursor of its own. Blocks: call it from a thread."""
+
+    def __init__(self, store: HistoryStore, *, time_limit_s: float = 10.0) -> None:
+        self._store = store
+        self._time_limit_s = time_limit_s
+
+    def query(self, tenant: str, sql: str, limit: int = 1000) -> Answer:
+        """The rows of a SELECT over `run_events` and `runs` of one tenant, at most `limit` (≤ 10,000) of them.
+
+        Raises QueryRejected (never to be repeated as it is) or HistoryBusy (memory is short for the moment).
+        """
+        if not 1 <= limit <= MAX_ROWS:
+            raise QueryRejected(f"limit must be 1 to {MAX_ROWS}", field="limit")
+        with self._store.cursor() as reader, _query_errors(), self._time_limit(reader):
+            statement = confine(reader, sql)
+            reader.execute("BEGIN TRANSACTION READ ONLY")
+            reader.execute(statement, {"tenant": tenant, "rows": limit + 1})
+            columns = [Column(name, str(kind)) for name, kind, *_ in reader.description or ()]
+            rows = reader.fetchall()
+        return Answer(columns, [[json_ready(value) for value in row] for row in rows[:limit]], len(rows) > limit)
+
+    @contextmanager
+    def _time_limit(self, reader: duckdb.DuckDBPyConnection) -> Iterator[None]:
+        timer = threading.Timer(self._time_limit_s, reader.interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except duckdb.InterruptException as error:
+            raise QueryRejected(f"the query took longer than {self._time_limit_s:g} s") from error
+        finally:
+            timer.cancel()
+            timer.join()  # an interrupt that is just being sent must not meet a closed cursor
+
+
+def confine(conn: duckdb.DuckDBPyConnection, sql: str) -> str:
+    """The text to execute for a tenant's SQL, with parameters tenant and rows. Raises QueryRejected."""
+    checked = parse_query(conn, sql)
+    [outer] = parse_statements(conn, CONFINED_QUERY)
+    answer: Node = outer["node"]["from_table"]
+    answer["subquery"] = checked
+    tree = json.dumps({"error": False, "statements": [outer]})
+    [[text]] = conn.execute("SELECT json_deserialize_sql(?::JSON)", [tree]).fetchall()
+    return str(text)
+
+
+@contextmanager
+def _query_errors() -> Iterator[None]:
+    """Our errors for DuckDB's. Their first line tells the user what to mend; what follows shows our own text."""
+    try:
+        yield
+    except duckdb.OutOfMemoryException as error:
+        raise HistoryBusy("the query needs more memory than it may have") from error
+    except duckdb.InterruptException:
+        raise
+    except duckdb.Error as error:
+        raise QueryRejected(str(error).partition("\n")[0]) from error
+
+
+def json_ready(value: Any) -> Any:
+    """A value of DuckDB as JSON can hold it: instants as RFC 3339 in UTC, ids as text, intervals in seconds."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case datetime():
+            return _instant(value)
+        case UUID():
+            return str(value)
+        case Decimal():
+            return float(value)
+        case timedelta():
+            return value.total_seconds()
+        case date() | time():
+            return value.isoformat()
+        case bytes():
+            return value.hex()
+        case dict():
+            return {str(json_ready(key)): json_ready(item) for key, item in value.items()}
+        case list() | tuple():
+            return [json_ready(item) for item in value]
+        case _:
+            return str(value)
+
+
+def _instant(value: datetime) -> str:
+    """RFC 3339 with Z; a reading without a zone keeps none."""
+    if value.tzinfo is None:
+        return value.isoformat()
+    return value.astimezone(UTC).isoformat().replace("+00:00", "Z")

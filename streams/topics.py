@@ -1,0 +1,129 @@
+"""The topics: their names, and their creation. Nothing relies on the broker's auto-creation."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from schemas.errors import KafkaUnavailable, LedgerMismatch
+
+log = logging.getLogger(__name__)
+
+READY_PARTITIONS = 4
+# Large enough for an event that carries everything a command may bring, which the broker caps at 1 MiB.
+RUN_EVENTS_MAX_BYTES = 4 * 1024 * 1024
+_MINUTE_MS = 60_000
+_WEEK_MS = 7 * 24 * 60 * _MINUTE_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """The names under one prefix, so that several installations can share a broker."""
+
+    prefix: str = "fencepost"
+
+    @property
+    def commands(self) -> str:
+        return f"{self.prefix}.commands"
+
+    @property
+    def rejected(self) -> str:
+        return f"{self.prefix}.commands.rejected"
+
+    @property
+    def ready(self) -> str:
+        return f"{self.prefix}.ready"
+
+    @property
+    def run_events(self) -> str:
+        return f"{self.prefix}.run-events"
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    partitions: int
+    config: Mapping[str, str]
+
+
+def _layouts(topics: Topics, partitions: int) -> dict[str, _Layout]:
+    week = {"cleanup.policy": "delete", "retention.ms": str(_WEEK_MS)}
+    return {
+        topics.commands: _Layout(partitions, week),
+        topics.rejected: _Layout(1, week),
+        # A hint is worth nothing after minutes: the sweep hints again whatever is overdue.
+        topics.ready: _Layout(READY_PARTITIONS, {"cleanup.policy": "delete", "retention.ms": str(10 * _MINUTE_MS)}),
+        topics.run_events: _Layout(partitions, {**week, "max.message.bytes": str(RUN_EVENTS_MAX_BYTES)}),
+    }
+
+
+def create_topics(
+    bootstrap: str, topics: Topics, partitions: int, *, replication_factor: int = 1, timeout_s: float = 30.0
+) -> list[str]:
+    """Create the topics that are missing and return their names; blocks until the broker shows them all.
+
+    replication_factor: lowered to the number of brokers where there are fewer. Idempotent, also when several processes
+    do it at once. Raises LedgerMismatch when a topic exists with another number of partitions (jobs would move between
+    partitions), KafkaUnavailable when the broker does not answer within `timeout_s`.
+    """
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    layouts = _layouts(topics, partitions)
+    deadline = time.monotonic() + timeout_s
+    existing, brokers = _describe(admin, deadline)
+    _check(layouts, existing)
+    missing = [
+        NewTopic(name, layout.partitions, min(replication_factor, brokers), config=dict(layout.config))
+        for name, layout in layouts.items()
+        if name not in existing
+    ]
+    if missing:
+        _create(admin, missing, deadline)
+        _await_topics(admin, layouts, deadline)
+    return [topic.topic for topic in missing]
+
+
+def _describe(admin: AdminClient, deadline: float) -> tuple[dict[str, int], int]:
+    """The partition count of every topic, and the number of brokers."""
+    try:
+        metadata = admin.list_topics(timeout=max(deadline - time.monotonic(), 0.1))
+    except KafkaException as error:
+        raise KafkaUnavailable(f"the broker did not list its topics: {error}") from error
+    counts = {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
+    return counts, max(len(metadata.brokers), 1)
+
+
+def _check(layouts: Mapping[str, _Layout], existing: Mapping[str, int]) -> None:
+    problems = [
+        f"topic {name} has {existing[name]} partitions, not {layout.partitions}"
+        for name, layout in layouts.items()
+        if name in existing and existing[name] != layout.partitions
+    ]
+    if problems:
+        raise LedgerMismatch(problems)
+
+
+def _create(admin: AdminClient, missing: list[NewTopic], deadline: float) -> None:
+    wait_s = max(deadline - time.monotonic(), 0.1)
+    for name, future in admin.create_topics(missing, operation_timeout=wait_s, request_timeout=wait_s).items():
+        try:
+            future.result()
+            log.info("created topic %s", name)
+        except KafkaException as error:
+            # Another process of ours created it in the meantime: the check that follows judges what it made.
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise KafkaUnavailable(f"topic {name} could not be created: {error}") from error
+
+
+def _await_topics(admin: AdminClient, layouts: Mapping[str, _Layout], deadline: float) -> None:
+    while True:
+        existing, _ = _describe(admin, deadline)
+        if layouts.keys() <= existing.keys():
+            _check(layouts, existing)
+            return
+        if time.monotonic() > deadline:
+            raise KafkaUnavailable(f"still missing: {', '.join(sorted(layouts.keys() - existing.keys()))}")
+        time.sleep(0.1)  # metadata spreads between brokers; the admin client offers nothing to wait on
