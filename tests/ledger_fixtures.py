@@ -57,4 +57,4 @@ async def ledger_pool(ledger_dsn: str) -> AsyncIterator[Pool]:
 
 def _execute(dsn: str, statement: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute(statement)  # type: ignore[arg-type]  # names of ours, no input
+        conn.execute(statement)  # names of ours, no input
