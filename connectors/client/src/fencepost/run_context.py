@@ -1,0 +1,77 @@
+"""What a handler gets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from fencepost.leases import Lease, LeaseTerms, StopReason
+
+
+class RunContext:
+    """One attempt of one run. Safe to use from the handler's thread.
+
+    stopping: set when the handler must end (an asynchronous handler is cancelled as well). What a handler returns
+    after that is not taken for a result: the attempt failed, or is another worker's already.
+    """
+
+    __slots__ = ("_clock", "_lease", "_terms", "stopping")
+
+    def __init__(self, lease: Lease, terms: LeaseTerms, clock: Callable[[], float]) -> None:
+        self._lease = lease
+        self._terms = terms
+        self._clock = clock
+        self.stopping = threading.Event()
+
+    @property
+    def run_id(self) -> UUID:
+        return self._lease.run.run_id
+
+    @property
+    def job_id(self) -> UUID:
+        return self._lease.run.job_id
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first."""
+        return self._lease.run.attempt
+
+    @property
+    def scheduled_for(self) -> datetime:
+        """The nominal fire time; the same on every attempt."""
+        return self._lease.run.scheduled_for
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When this attempt could first be leased."""
+        return self._lease.run.due_at
+
+    @property
+    def payload(self) -> Any:
+        """The job's payload, a JSON value or None."""
+        return self._lease.run.payload
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same on every attempt of this run, and of no other: hand it to whatever can drop duplicates."""
+        return str(self._lease.run.run_id)
+
+    @property
+    def lease_token(self) -> int:
+        """Grows with every lease of the run: store it with what you write, and refuse writes with a smaller one."""
+        return self._lease.run.lease_token
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why the handler must stop, or None."""
+        return self._lease.stop_reason
+
+    def remaining_s(self) -> float:
+        """Seconds until the handler is told to stop unless another heartbeat is confirmed; heartbeats push it out."""
+        return max(0.0, self._lease.confirmed_at + self._terms.stop_after_s - self._clock())
+
+    def __repr__(self) -> str:
+        return f"<run {self.run_id} attempt {self.attempt}>"

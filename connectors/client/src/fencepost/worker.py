@@ -1,0 +1,316 @@
+"""Leases runs of a queue and executes a handler for each, within what the leases allow."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from fencepost.backoff import wait_before_retry_s
+from fencepost.client import FencepostClient
+from fencepost.errors import PermanentFailure, RetryLater, TryAgain
+from fencepost.handler_threads import HandlerThreads
+from fencepost.heartbeats import Heartbeats
+from fencepost.ids import new_id
+from fencepost.leases import Lease, LeaseTerms, StopReason, elapsed_s
+from fencepost.models import Completion, Failure, LeasedRun, Release
+from fencepost.outcomes import ERROR_MAX_CHARS, RESULT_MAX_BYTES, Outcome, OutcomeReporter
+from fencepost.run_context import RunContext
+from fencepost.shutdown import Shutdown
+from fencepost.worker_stats import WorkerStats
+
+log = logging.getLogger("fencepost.worker")
+
+Handler = Callable[[RunContext], Any]
+
+LEASE_MAX = 1000
+
+
+class Worker:
+    """Executes runs of one queue until it is told to drain.
+
+    handler: gets a RunContext. An `async` one runs on the loop and is cancelled when it must stop; a plain one runs in
+    a thread and must look at `ctx.stopping`. What it returns (a JSON value of at most 64 KiB, or None) is the run's
+    result; an exception fails the attempt, see PermanentFailure and RetryLater.
+    slots: handlers at once. At most twice as many runs are held: those running and those waiting to be reported.
+    visibility_s: how long the server waits for a sign of life before it gives a run to another worker.
+    drain_s: how long running handlers may go on after SIGTERM. stop_grace_s: and then, after being told to stop.
+    clock: seconds that only grow; for tests.
+    """
+
+    def __init__(
+        self,
+        client: FencepostClient,
+        queue: str,
+        handler: Handler,
+        *,
+        slots: int = 10,
+        visibility_s: float = 30,
+        worker_id: str | None = None,
+        drain_s: float = 30,
+        stop_grace_s: float = 5,
+        clock: Callable[[], float] = elapsed_s,
+    ) -> None:
+        if slots < 1:
+            raise ValueError(f"slots must be at least 1, not {slots}")
+        self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.stats = WorkerStats()
+        self.client = client
+        self._queue = queue
+        self._handler = handler
+        self._threads = None if _is_async(handler) else HandlerThreads()
+        self._slots = slots
+        self._terms = LeaseTerms(visibility_s)
+        self._stop_grace_s = stop_grace_s
+        self._clock = clock
+        self._leases: set[Lease] = set()
+        self._contexts: dict[Lease, RunContext] = {}  # of the handlers that run
+        self._room = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._shutdown = Shutdown(drain_s)
+        self._heartbeats = Heartbeats(client, self._leases, self._terms, self._stop, clock)
+        self._outcomes = OutcomeReporter(client, self._terms, self.stats, self._forget, clock)
+
+    async def run(self) -> None:
+        """Work until drained. In the main thread SIGTERM and SIGINT drain; a second one stops the handlers at once.
+
+        Raises what the server refuses a poll with (Unauthorized, for instance), after draining.
+        """
+        polls = asyncio.create_task(self._poll_forever())
+        beats = asyncio.create_task(self._heartbeats.run())
+        with self._shutdown.on_signals():
+            try:
+                asked = asyncio.create_task(self._shutdown.asked.wait())
+                await asyncio.wait({polls, beats, asked}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                self._shutdown.ask(0)
+                raise
+            finally:
+                await _cancelled(polls, asked)
+                await self._wind_down()
+                await _cancelled(beats)
+                self._shutdown.ended.set()
+        for task in (polls, beats):
+            if not task.cancelled() and (error := task.exception()):
+                raise error
+
+    async def drain(self, deadline_s: float | None = None) -> None:
+        """End `run`: poll no more, give running handlers deadline_s (drain_s unless given), then stop them.
+
+        A handler that was stopped fails its attempt, to be retried at once; a run that never started is released; one
+        whose thread does not end is left to its lease, as another worker must not start it beside.
+        """
+        self._shutdown.ask(deadline_s)
+        await self._shutdown.ended.wait()
+
+    async def _poll_forever(self) -> None:
+        while True:
+            room = await self._wait_for_room()
+            ask = _Ask(new_id(), min(room, LEASE_MAX), self._clock())
+            await self._start(await self._lease(ask), ask.first_sent_at)
+
+    async def _wait_for_room(self) -> int:
+        while (room := min(self._slots - len(self._contexts), 2 * self._slots - len(self._leases))) < 1:
+            self._room.clear()
+            await self._room.wait()
+        return room
+
+    async def _lease(self, ask: _Ask) -> list[LeasedRun]:
+        """The runs for an ask. One whose answer was lost is repeated under its request id while its leases can live."""
+        repetition = 0
+        while self._clock() < ask.first_sent_at + self._terms.visibility_s:
+            try:
+                return await self.client.lease(
+                    self._queue,
+                    self.worker_id,
+                    max_runs=ask.max_runs,
+                    visibility_s=self._terms.visibility_s,
+                    wait_s=self._terms.wait_s,
+                    request_id=ask.request_id,
+                    retry_for_s=0,
+                )
+            except TryAgain as error:
+                wait_s = wait_before_retry_s(repetition, error)
+                log.warning("no runs of %s for %.1f s: %s", self._queue, wait_s, error)
+                await asyncio.sleep(wait_s)
+                repetition += 1
+        return []
+
+    async def _start(self, runs: list[LeasedRun], asked_at: float) -> None:
+        leases = [Lease(run, asked_at) for run in runs]
+        self._leases.update(leases)
+        self.stats.leased += len(leases)
+        if leases and self._clock() - asked_at > self._terms.visibility_s / 2:
+            await self._confirm(leases)
+        for lease in leases:
+            self._start_handler(lease)
+
+    async def _confirm(self, leases: list[Lease]) -> None:
+        """Of an answer that needed repetitions: the leases may be old. Nothing may start on one that is lost."""
+        try:
+            await self._heartbeats.beat(leases)
+        except asyncio.CancelledError:  # draining
+            for lease in leases:
+                self._report(lease, _release(lease))
+            raise
+
+    def _start_handler(self, lease: Lease) -> None:
+        context = RunContext(lease, self._terms, self._clock)
+        self._contexts[lease] = context
+        self._idle.clear()
+        lease.task = asyncio.create_task(self._attempt(lease, context))
+
+    async def _attempt(self, lease: Lease, context: RunContext) -> None:
+        """One attempt, from the handler's start to the decision what is reported."""
+        outcome: Outcome
+        size_bytes = 0
+        if lease.stop_reason is not None:  # stopped before it began
+            outcome = _release(lease)
+        else:
+            lease.started = True
+            try:
+                result = await self._call_handler(context)
+                outcome, size_bytes = _completion(lease, result)
+            except asyncio.CancelledError:
+                if lease.stop_reason is None and _is_being_cancelled():
+                    self._end(lease)
+                    raise
+                outcome = _failure(lease, "the handler was cancelled")
+            except (Exception, SystemExit) as error:
+                outcome = _failure_of(lease, error)
+                size_bytes = len(outcome.error)
+        self._end(lease)
+        self._report(lease, outcome, size_bytes)
+
+    async def _call_handler(self, context: RunContext) -> Any:
+        if self._threads is None:
+            return await self._handler(context)
+        return await self._threads.call(self._handler, context)
+
+    def _end(self, lease: Lease) -> None:
+        lease.handled = True
+        del self._contexts[lease]
+        self._room.set()
+        if not self._contexts:
+            self._idle.set()
+
+    def _report(self, lease: Lease, outcome: Outcome, size_bytes: int = 0) -> None:
+        """Hand an outcome on. Once the handler was told to stop its own word does not count."""
+        if lease.given_up:
+            self.stats.abandoned += 1
+            self._forget(lease)
+            return
+        if lease.stop_reason is StopReason.CANCELLED:
+            outcome = _failure(lease, StopReason.CANCELLED.value, permanent=True)
+        elif lease.stop_reason is StopReason.DRAINING and lease.started:
+            outcome = _failure(lease, StopReason.DRAINING.value, retry_after_s=0)
+        self._outcomes.report(lease, outcome, size_bytes)
+
+    def _forget(self, lease: Lease) -> None:
+        self._leases.discard(lease)
+        self._room.set()
+
+    def _stop(self, lease: Lease, reason: StopReason) -> None:
+        """Tell a handler to stop. A later reason overrides an earlier one only where it forbids to report."""
+        if lease.handled or lease.given_up:
+            return
+        first = lease.stop_reason is None
+        if not first and reason in (StopReason.CANCELLED, StopReason.DRAINING):
+            return
+        lease.stop_reason = reason
+        log.warning("run %s attempt %d: told to stop: %s", lease.run.run_id, lease.run.attempt, reason.value)
+        if reason is StopReason.CANCELLED:
+            self.stats.cancelled += 1
+        if (context := self._contexts.get(lease)) is not None:
+            context.stopping.set()
+        # A task that is cancelled before its first step never runs a line; `_attempt` looks for itself then.
+        if first and lease.started and lease.task is not None and self._threads is None:
+            lease.task.cancel()
+
+    async def _wind_down(self) -> None:
+        """Let running handlers end, then make them; then let the outcomes out."""
+        await self._shutdown.wait_for_idle(self._idle_now)
+        for lease in list(self._contexts):
+            self._stop(lease, StopReason.DRAINING)
+        await self._idle_within(self._stop_grace_s)
+        for context in self._contexts.values():
+            log.error("%r does not stop; its lease will run out", context)
+        await self._outcomes.idle()
+        if self._threads is not None:
+            self._threads.close()
+
+    async def _idle_now(self) -> None:
+        if self._contexts:
+            await self._idle.wait()
+
+    async def _idle_within(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle_now()
+        except TimeoutError:
+            pass
+
+
+class _Ask(NamedTuple):
+    """A poll and its repetitions."""
+
+    request_id: UUID
+    max_runs: int
+    first_sent_at: float
+
+
+def _is_async(handler: Handler) -> bool:
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
+def _is_being_cancelled() -> bool:
+    """Whether the task itself was cancelled, and not only something that its handler awaited."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _completion(lease: Lease, result: Any) -> tuple[Completion, int]:
+    """Raises PermanentFailure for a result that the server would refuse: no attempt would mend it."""
+    run = lease.run
+    if result is None:
+        return Completion(run.run_id, run.lease_token), 0
+    try:
+        text = msgspec.json.encode(result)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise PermanentFailure(f"the handler's result is no JSON: {error}") from error
+    if len(text) > RESULT_MAX_BYTES:
+        raise PermanentFailure(f"the handler's result is {len(text)} bytes, more than {RESULT_MAX_BYTES}")
+    return Completion(run.run_id, run.lease_token, msgspec.Raw(text)), len(text)
+
+
+def _failure_of(lease: Lease, error: BaseException) -> Failure:
+    if isinstance(error, PermanentFailure):
+        return _failure(lease, str(error) or "permanent failure", permanent=True)
+    if isinstance(error, RetryLater):
+        return _failure(lease, str(error), retry_after_s=error.seconds)
+    if lease.stop_reason is None:
+        log.error("run %s attempt %d failed", lease.run.run_id, lease.run.attempt, exc_info=error)
+    return _failure(lease, f"{type(error).__name__}: {error}")
+
+
+def _failure(lease: Lease, reason: str, *, permanent: bool = False, retry_after_s: float | None = None) -> Failure:
+    return Failure(lease.run.run_id, lease.run.lease_token, reason[:ERROR_MAX_CHARS], permanent, retry_after_s)
+
+
+def _release(lease: Lease) -> Release:
+    return Release(lease.run.run_id, lease.run.lease_token)
+
+
+async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
+    """When the tasks have ended, cancelled unless they had before."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
