@@ -31,12 +31,12 @@ def kafka_broker(stack_dir: Path) -> Iterator[KafkaBroker]:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(stack_dir: Path) -> Iterator[PostgresServer]:
-    """A running Postgres for the whole session."""
+def postgres_server(stack_dir: Path) -> Iterator[str]:
+    """The DSN of a Postgres that runs for the whole session. Tests make databases of their own in it."""
     server = PostgresServer(stack_dir, default_cache_dir(), say=print)
     try:
         server.start()
-        yield server
+        yield server.dsn
     finally:
         server.stop()
 

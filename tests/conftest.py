@@ -1,3 +1,3 @@
 """What every test may ask for."""
 
-pytest_plugins = ["tests.ledger_fixtures"]
+pytest_plugins = ["tests.broker_fixtures", "tests.ledger_fixtures"]
