@@ -8,24 +8,27 @@ from typing import Literal, NamedTuple
 from uuid import UUID
 
 from ledger.connection import Connection
+from ledger.leases import OF_CALLER
 from ledger.outbox import emit
 
 
 class Completion(NamedTuple):
-    """result: a JSON document of at most 64 KiB, or None."""
+    """result: a JSON document of at most 64 KiB, or None. tenant, queues: whose run it must be, see `OF_CALLER`."""
 
     run_id: UUID
     lease_token: int
     result: str | None = None
+    tenant: str | None = None
+    queues: str | None = None
 
 
 COMPLETE_RUNS = f"""
 WITH done AS (
     DELETE FROM runs r
-    USING unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(results)s::text[])
-              AS c (run_id, lease_token, result)
+    USING unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(results)s::text[], %(tenants)s::text[],
+                 %(queues)s::text[]) AS c (run_id, lease_token, result, tenant, queues)
     WHERE r.run_id = c.run_id AND r.lease_token = c.lease_token AND r.state = 'leased'
-      AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now())
+      AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now()) AND {OF_CALLER}
     RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,
               r.lease_token, r.scheduled_for, r.worker_id, c.result
 ), event AS (
@@ -53,13 +56,15 @@ async def complete_runs(
     completions: at most 1,000, of distinct runs. Returns the ids that were finished; one missing from it has lost its
     lease, or was completed before (see `what_ended`), and nothing of it was written. Locks only these rows.
     """
-    completions = sorted(completions, key=lambda completion: completion.run_id)
+    completions = sorted(completions, key=lambda completion: completion.run_id.int)
     cursor = await conn.execute(
         COMPLETE_RUNS,
         {
             "run_ids": [completion.run_id for completion in completions],
             "lease_tokens": [completion.lease_token for completion in completions],
             "results": [completion.result for completion in completions],
+            "tenants": [completion.tenant for completion in completions],
+            "queues": [completion.queues for completion in completions],
             "now": now,
         },
     )
@@ -128,23 +133,29 @@ SELECT run_id, 'retried', due_at FROM retried
 
 
 class Failure(NamedTuple):
-    """permanent: do not try again. retry_after_s: instead of the job's own back-off."""
+    """permanent: do not try again. retry_after_s: instead of the job's own back-off.
+
+    tenant, queues: whose run it must be, see `OF_CALLER`.
+    """
 
     run_id: UUID
     lease_token: int
     reason: str
     permanent: bool = False
     retry_after_s: float | None = None
+    tenant: str | None = None
+    queues: str | None = None
 
 
 FAIL_RUNS = f"""
 WITH ended AS (
-    SELECT r.run_id, f.reason, f.permanent, f.retry_after_s, r.worker_id
+    SELECT r.run_id, c.reason, c.permanent, c.retry_after_s, r.worker_id
     FROM unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(reasons)s::text[], %(permanent)s::bool[],
-                %(retry_after_s)s::float8[]) AS f (run_id, lease_token, reason, permanent, retry_after_s),
+                %(retry_after_s)s::float8[], %(tenants)s::text[], %(queues)s::text[])
+             AS c (run_id, lease_token, reason, permanent, retry_after_s, tenant, queues),
          runs r
-    WHERE r.run_id = f.run_id AND r.lease_token = f.lease_token AND r.state = 'leased'
-      AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now())
+    WHERE r.run_id = c.run_id AND r.lease_token = c.lease_token AND r.state = 'leased'
+      AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now()) AND {OF_CALLER}
     FOR UPDATE OF r
 ), {_RETRY_OR_BURY}
 """
@@ -155,7 +166,7 @@ async def fail_runs(conn: Connection, failures: Sequence[Failure], *, now: datet
 
     failures: at most 1,000, of distinct runs. A run missing from the answer has lost its lease.
     """
-    failures = sorted(failures, key=lambda failure: failure.run_id)
+    failures = sorted(failures, key=lambda failure: failure.run_id.int)
     cursor = await conn.execute(
         FAIL_RUNS,
         {
@@ -164,6 +175,8 @@ async def fail_runs(conn: Connection, failures: Sequence[Failure], *, now: datet
             "reasons": [failure.reason for failure in failures],
             "permanent": [failure.permanent for failure in failures],
             "retry_after_s": [failure.retry_after_s for failure in failures],
+            "tenants": [failure.tenant for failure in failures],
+            "queues": [failure.queues for failure in failures],
             "now": now,
         },
     )
@@ -200,14 +213,28 @@ async def lease_expiries(conn: Connection, run_ids: Sequence[UUID]) -> dict[UUID
     return dict(await (await conn.execute(LEASE_EXPIRIES, (list(run_ids),))).fetchall())
 
 
+class AttemptEnd(NamedTuple):
+    """The end of an attempt as its event tells it; due_at is the next attempt's."""
+
+    event: str
+    lease_token: int
+    tenant: str
+    queue: str
+    reason: str | None
+    due_at: datetime | None
+    result: str | None
+
+
 WHAT_ENDED = """
-SELECT o.event, o.lease_tokens[array_position(o.run_ids, %(run_id)s::uuid)]
-FROM outbox o WHERE o.run_ids @> ARRAY[%(run_id)s::uuid] AND o.event IN ('run_completed', 'run_dead', 'run_retried')
+SELECT o.event, o.lease_tokens[i], o.tenants[i], o.queues[i], o.reasons[i], o.due_at[i], o.results[i]
+FROM outbox o, LATERAL array_position(o.run_ids, %(run_id)s::uuid) AS i
+WHERE o.run_ids @> ARRAY[%(run_id)s::uuid] AND o.event IN ('run_completed', 'run_dead', 'run_retried')
+  AND (%(lease_token)s::bigint IS NULL OR o.lease_tokens[i] = %(lease_token)s)
 ORDER BY o.id DESC LIMIT 1
 """
 
 
-async def what_ended(conn: Connection, run_id: UUID) -> tuple[str, int] | None:
-    """The last end of an attempt of the run that still waits in the outbox: (event, lease token). The miss path."""
-    row = await (await conn.execute(WHAT_ENDED, {"run_id": run_id})).fetchone()
-    return (row[0], row[1]) if row else None
+async def what_ended(conn: Connection, run_id: UUID, lease_token: int | None = None) -> AttemptEnd | None:
+    """The last end of an attempt of the run (of that lease) that still waits in the outbox. The miss path: it scans."""
+    row = await (await conn.execute(WHAT_ENDED, {"run_id": run_id, "lease_token": lease_token})).fetchone()
+    return AttemptEnd(*row) if row else None

@@ -69,7 +69,7 @@ async def lease_runs(conn: Connection, asks: Sequence[LeaseAsk], *, now: datetim
     asks: at most 1,000, of distinct runs. A run that is missing from the answer is leased by another, finished, held,
     not due yet, or was hinted by an owner who lost its partition. Locks only these rows, in the order of their ids.
     """
-    asks = sorted(asks)
+    asks = sorted(asks, key=lambda ask: ask.run_id.int)  # UUID's own comparison runs in Python
     cursor = await conn.execute(
         LEASE_RUNS,
         {
@@ -84,11 +84,13 @@ async def lease_runs(conn: Connection, asks: Sequence[LeaseAsk], *, now: datetim
 
 
 class Beat(NamedTuple):
-    """A worker's sign of life for one lease."""
+    """A worker's sign of life for one lease. tenant, queues: whose run it must be, see `OF_CALLER`."""
 
     run_id: UUID
     lease_token: int
     visibility_s: float
+    tenant: str | None = None
+    queues: str | None = None
 
 
 class ExtendedLease(NamedTuple):
@@ -97,40 +99,58 @@ class ExtendedLease(NamedTuple):
     cancel: bool
 
 
-EXTEND_LEASES = """
+# What a caller of the API may touch: with a tenant only that tenant's runs, with queues (their names joined by commas)
+# only the runs of those. Needs `c (tenant, queues)` beside `runs r`.
+OF_CALLER = """
+  (c.tenant IS NULL OR r.tenant = c.tenant) AND (c.queues IS NULL OR r.queue = ANY (string_to_array(c.queues, ',')))
+"""
+
+EXTEND_LEASES = f"""
 UPDATE runs r
 SET lease_expires_at = greatest(
-        r.lease_expires_at, coalesce(%(now)s::timestamptz, now()) + beat.visibility_s * interval '1 second')
-FROM unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(visibility_s)s::float8[])
-         AS beat (run_id, lease_token, visibility_s)
-WHERE r.run_id = beat.run_id AND r.lease_token = beat.lease_token AND r.state = 'leased'
-  AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now())
+        r.lease_expires_at, coalesce(%(now)s::timestamptz, now()) + c.visibility_s * interval '1 second')
+FROM unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(visibility_s)s::float8[], %(tenants)s::text[],
+            %(queues)s::text[]) AS c (run_id, lease_token, visibility_s, tenant, queues)
+WHERE r.run_id = c.run_id AND r.lease_token = c.lease_token AND r.state = 'leased'
+  AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now()) AND {OF_CALLER}
 RETURNING r.run_id, r.lease_expires_at, r.cancel_requested
 """
 
 
 async def extend_leases(conn: Connection, beats: Sequence[Beat], *, now: datetime | None = None) -> list[ExtendedLease]:
     """Heartbeats, in the caller's API transaction. A run missing from the answer has lost that lease."""
-    beats = sorted(beats)
+    beats = sorted(beats, key=lambda beat: beat.run_id.int)
     cursor = await conn.execute(
         EXTEND_LEASES,
         {
             "run_ids": [beat.run_id for beat in beats],
             "lease_tokens": [beat.lease_token for beat in beats],
             "visibility_s": [beat.visibility_s for beat in beats],
+            "tenants": [beat.tenant for beat in beats],
+            "queues": [beat.queues for beat in beats],
             "now": now,
         },
     )
     return [ExtendedLease(*row) for row in await cursor.fetchall()]
 
 
+class HeldLease(NamedTuple):
+    """A lease to give back. tenant, queues: whose run it must be, see `OF_CALLER`."""
+
+    run_id: UUID
+    lease_token: int
+    tenant: str | None = None
+    queues: str | None = None
+
+
 RELEASE_RUNS = f"""
 WITH released AS (
     UPDATE runs r
     SET state = 'pending', version = r.version + 1, attempt = r.attempt - 1, lease_expires_at = NULL, worker_id = NULL
-    FROM unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[]) AS lease (run_id, lease_token)
-    WHERE r.run_id = lease.run_id AND r.lease_token = lease.lease_token AND r.state = 'leased'
-      AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now())
+    FROM unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(tenants)s::text[], %(queues)s::text[])
+             AS c (run_id, lease_token, tenant, queues)
+    WHERE r.run_id = c.run_id AND r.lease_token = c.lease_token AND r.state = 'leased'
+      AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now()) AND {OF_CALLER}
     RETURNING r.*
 ), event AS (
     {
@@ -148,24 +168,26 @@ SELECT run_id FROM released
 """
 
 
-async def release_runs(
-    conn: Connection, leases: Sequence[tuple[UUID, int]], *, now: datetime | None = None
-) -> list[UUID]:
-    """Give (run id, lease token) pairs back unexecuted, in the caller's API transaction: the attempt is not charged."""
-    leases = sorted(leases)
+async def release_runs(conn: Connection, leases: Sequence[HeldLease], *, now: datetime | None = None) -> list[UUID]:
+    """Give leases back unexecuted, in the caller's API transaction: the attempt is not charged."""
+    leases = sorted(leases, key=lambda lease: lease.run_id.int)
     cursor = await conn.execute(
         RELEASE_RUNS,
         {
-            "run_ids": [run_id for run_id, _ in leases],
-            "lease_tokens": [token for _, token in leases],
+            "run_ids": [lease.run_id for lease in leases],
+            "lease_tokens": [lease.lease_token for lease in leases],
+            "tenants": [lease.tenant for lease in leases],
+            "queues": [lease.queues for lease in leases],
             "now": now,
         },
     )
     return [row[0] for row in await cursor.fetchall()]
 
 
+# A request id that is there already belongs to a call whose leases are gone, or its repetition would have got them.
 REMEMBER_LEASES = """
-INSERT INTO lease_requests (request_id, run_ids, lease_tokens) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING
+INSERT INTO lease_requests (request_id, run_ids, lease_tokens) VALUES (%s, %s, %s)
+ON CONFLICT (request_id) DO UPDATE SET run_ids = excluded.run_ids, lease_tokens = excluded.lease_tokens, at = now()
 """
 
 
