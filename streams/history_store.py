@@ -79,7 +79,7 @@ CREATE TABLE IF NOT EXISTS {SCHEMA}.jobs (job_id UUID PRIMARY KEY, version BIGIN
 
 CREATE_BATCH = f"CREATE TEMP TABLE batch ({_columns(RUN_EVENT_COLUMNS)})"
 
-# Before the folds below, which move the versions that it compares with. An event that is twice in the batch counts once.
+# Before the folds below, which move the versions that it compares with. An event twice in the batch counts once.
 KEEP_NEW_EVENTS = f"""
 INSERT INTO {SCHEMA}.run_events
 SELECT b.* FROM batch b

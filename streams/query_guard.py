@@ -1,4 +1,4 @@
-"""What a tenant's SQL may contain. Everything is refused that is not on a list here: node kinds, functions, types, tables.
+"""What a tenant's SQL may contain: whatever is not on a list here (node kinds, functions, types, tables) is refused.
 
 The judge is DuckDB's own parse tree, never the text, so quoting, comments and case decide nothing.
 """
@@ -6,7 +6,6 @@ The judge is DuckDB's own parse tree, never the text, so quoting, comments and c
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -187,4 +186,4 @@ def _only_name(path: list[str]) -> str | None:
 @cache
 def _spoken(kind: str) -> str:
     """`TABLE_FUNCTION` as the user knows it: `table function`."""
-    return kind.removesuffix("_NODE").removesuffix("_QUERY").replace("_", " ").lower()
+    return kind.removesuffix("_NODE").removesuffix("_QUERY").removesuffix("_REF").replace("_", " ").lower()

@@ -1,0 +1,175 @@
+"""The history projector: reads run events from Kafka and appends them to the history store, with the positions."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
+from typing import NamedTuple
+
+import duckdb
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from prometheus_client import Counter, Gauge
+
+from schemas.codec import Codec, Record
+from schemas.errors import KafkaUnavailable, TryAgain, Undecodable
+from streams.history_store import EventRow, HistoryStore
+
+log = logging.getLogger(__name__)
+
+EVENTS_PROJECTED = Counter("fencepost_history_events", "Run events that the history took in.")
+EVENTS_REPEATED = Counter("fencepost_history_repeated_events", "Run events that the history had already.")
+RECORDS_SKIPPED = Counter("fencepost_history_skipped_records", "Records of run-events that are no run events.")
+LAG_EVENTS = Gauge("fencepost_history_lag_records", "Records of run-events not read yet.", ["partition"])
+
+# A transaction takes about 20 ms however small it is, so small ones wait for company.
+GATHER_S = 0.2
+BATCH_RECORDS = 500
+_RETRY_S = 1.0
+_METADATA_TIMEOUT_S = 5.0
+
+_FIELDS = itemgetter(
+    "eventId", "type", "at", "tenant", "jobId", "runId", "version", "queue", "lane", "attempt", "leaseToken",
+    "scheduledFor", "dueAt", "leaseExpiresAt", "workerId", "reason", "result", "definition",
+)  # fmt: skip
+
+
+class Batch(NamedTuple):
+    """What was read of one record: its events as rows, none when it was unreadable."""
+
+    partition: int
+    offset: int
+    rows: list[EventRow]
+
+
+class HistoryProjector:
+    """Reads every partition from where the store's positions stand. `run` blocks: give it a thread of its own."""
+
+    def __init__(
+        self, store: HistoryStore, bootstrap: str, topic: str, codec: Codec, *, gather_s: float = GATHER_S
+    ) -> None:
+        self._store = store
+        self._bootstrap = bootstrap
+        self._topic = topic
+        self._codec = codec
+        self._gather_s = gather_s
+        self._lag: Mapping[int, int] = {}
+
+    @property
+    def lag(self) -> Mapping[int, int]:
+        """Records behind the end of each partition, as last seen; empty while Kafka was never reached."""
+        return self._lag
+
+    def run(self, stop: threading.Event) -> None:
+        """Project until `stop`, over every failure that time can mend. Raises duckdb.Error when the store is broken."""
+        while not stop.is_set():
+            try:
+                with self._consumer() as consumer:
+                    self._project(consumer, stop)
+            except (TryAgain, KafkaException, duckdb.OutOfMemoryException) as error:
+                log.warning("the history projector starts over: %s", error)
+                stop.wait(_RETRY_S)
+
+    @contextmanager
+    def _consumer(self) -> Iterator[Consumer]:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "group.id": f"{self._topic}-history",  # librdkafka wants one; nothing is ever committed under it
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 250,
+                "queued.max.messages.kbytes": 32 * 1024,
+                "reconnect.backoff.max.ms": 1000,
+            },
+            logger=log,
+        )
+        try:
+            consumer.assign(self._assignment(consumer))
+            yield consumer
+        finally:
+            consumer.close()
+
+    def _assignment(self, consumer: Consumer) -> list[TopicPartition]:
+        metadata = consumer.list_topics(self._topic, timeout=_METADATA_TIMEOUT_S).topics[self._topic]
+        if metadata.error is not None or not metadata.partitions:
+            raise KafkaUnavailable(f"topic {self._topic} is not there yet: {metadata.error}")
+        positions = self._store.positions()
+        return [
+            TopicPartition(self._topic, partition, positions.get(partition, OFFSET_BEGINNING))
+            for partition in sorted(metadata.partitions)
+        ]
+
+    def _project(self, consumer: Consumer, stop: threading.Event) -> None:
+        assignment = consumer.assignment()
+        while not stop.is_set():
+            messages = consumer.consume(BATCH_RECORDS, timeout=self._gather_s)
+            if batches := [self._read(message) for message in messages if _is_record(message)]:
+                self._append(batches)
+            self._measure(consumer, assignment)
+
+    def _read(self, message: Message) -> Batch:
+        partition, offset = message.partition(), message.offset()
+        try:
+            name, record = self._codec.decode(message.value())
+            if name != "RunEvents":
+                raise Undecodable(f"a {name} is no RunEvents")
+        except Undecodable as error:
+            _skip(partition, offset, error)
+            return Batch(partition, offset, [])
+        return Batch(partition, offset, [event_row(event, partition, offset) for event in record["events"]])
+
+    def _append(self, batches: Sequence[Batch]) -> None:
+        """Store all of them, or all but those with values that no column can hold."""
+        rows = [row for batch in batches for row in batch.rows]
+        try:
+            kept = self._store.append(rows, {batch.partition: batch.offset + 1 for batch in batches})
+        except (duckdb.ConversionException, duckdb.ConstraintException, duckdb.InvalidInputException) as error:
+            self._append_apart(batches, error)
+            return
+        EVENTS_PROJECTED.inc(kept)
+        EVENTS_REPEATED.inc(len(rows) - kept)
+
+    def _append_apart(self, batches: Sequence[Batch], error: duckdb.Error) -> None:
+        """Halve until the culprit is alone, then leave it out."""
+        if len(batches) == 1:
+            [culprit] = batches
+            _skip(culprit.partition, culprit.offset, error)
+            self._append([culprit._replace(rows=[])])
+            return
+        middle = len(batches) // 2
+        self._append(batches[:middle])
+        self._append(batches[middle:])
+
+    def _measure(self, consumer: Consumer, assignment: Sequence[TopicPartition]) -> None:
+        """The lag by the broker's last word on where each partition ends; it comes with every fetch."""
+        lag = {}
+        for position in consumer.position(list(assignment)):
+            _, end = consumer.get_watermark_offsets(position, cached=True)
+            lag[position.partition] = max(end - max(position.offset, 0), 0) if end >= 0 else 0
+            LAG_EVENTS.labels(position.partition).set(lag[position.partition])
+        self._lag = lag
+
+
+def event_row(event: Record, partition: int, offset: int) -> EventRow:
+    """A RunEvent as a row for the history store."""
+    return (*_FIELDS(event), partition, offset)
+
+
+def _is_record(message: Message) -> bool:
+    """Whether it is a record; librdkafka's news of its connections comes as messages too. Raises KafkaException."""
+    error: KafkaError | None = message.error()
+    if error is None:
+        return True
+    if error.fatal() or error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        raise KafkaException(error)
+    log.info("reading run events: %s", error)
+    return False
+
+
+def _skip(partition: int, offset: int, error: Exception) -> None:
+    RECORDS_SKIPPED.inc()
+    log.error("left out the record at %s:%s: %s", partition, offset, error)

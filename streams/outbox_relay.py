@@ -1,0 +1,190 @@
+"""The outbox relay: moves events from a shard's outbox to the run-events topic, each run's in the order they happened.
+
+A row leaves the outbox only after Kafka has acknowledged all its events. Killed in between, the next relay publishes
+them again under the same event ids and versions, by which readers tell. While Kafka is away the rows wait; while
+Postgres is away there is nothing to move.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+
+from confluent_kafka import KafkaError, Message, Producer
+from prometheus_client import Counter, Gauge
+from psycopg import AsyncConnection
+
+from ledger.connection import SESSION_OPTIONS, Connection, ledger_errors
+from ledger.outbox import OutboxRow, delete_from_outbox, outbox_lag, read_outbox, try_lock_relay
+from schemas.codec import Codec
+from schemas.errors import KafkaUnavailable, TryAgain
+from streams.outbox_events import EventRecord, pack_events
+from streams.topics import RUN_EVENTS_MAX_BYTES, Topics
+
+log = logging.getLogger(__name__)
+
+EVENTS_PUBLISHED = Counter("fencepost_outbox_events_published", "Events that Kafka acknowledged.", ["shard"])
+OUTBOX_LAG_S = Gauge("fencepost_outbox_lag_seconds", "For how long the oldest event has been waiting.", ["shard"])
+OUTBOX_ROWS = Gauge("fencepost_outbox_rows", "Outbox rows that wait to be published.", ["shard"])
+
+# A relay that is frozen must lose its lock: it is not idle for longer than the 0.5 s between two looks at Kafka.
+RELAY_SESSION_OPTIONS = f"{SESSION_OPTIONS} -c idle_session_timeout=15s"
+
+BATCH_EVENTS = 10_000
+BATCH_BYTES = 16 * 1024 * 1024
+BATCH_MAX_ROWS = 500
+FIRST_BATCH_ROWS = 16
+
+_IDLE_MIN_S, _IDLE_MAX_S = 0.005, 0.1
+_STANDBY_S = 0.5
+_RETRY_S = 0.5
+_ACK_LOOK_S = 0.5
+_OBSERVE_S = 2.0
+
+
+class OutboxRelay:
+    """Relays one shard. Any number may run: one holds the shard's relay lock, the others stand by."""
+
+    def __init__(self, dsn: str, bootstrap: str, topics: Topics, codec: Codec, *, shard: str = "0") -> None:
+        self._dsn = dsn
+        self._bootstrap = bootstrap
+        self._topics = topics
+        self._codec = codec
+        self._shard = shard
+        self._batch_rows = FIRST_BATCH_ROWS
+        self._observed = float("-inf")
+        self.active = asyncio.Event()  # set while this relay holds the lock
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Relay until `stop`, over every failure of Kafka and Postgres that time can mend."""
+        while not stop.is_set():
+            try:
+                await self._run_session(stop)
+            except TryAgain as error:
+                log.warning("relay of shard %s starts over: %s", self._shard, error)
+                await _pause(stop, _RETRY_S)
+            finally:
+                self.active.clear()
+
+    async def _run_session(self, stop: asyncio.Event) -> None:
+        """One session with Postgres, which is also how long the lock can be held."""
+        with ledger_errors():
+            async with await AsyncConnection.connect(
+                self._dsn,
+                autocommit=True,
+                connect_timeout=5,
+                options=RELAY_SESSION_OPTIONS,
+                application_name=f"fencepost-relay-{self._shard}",
+            ) as conn:
+                while not await try_lock_relay(conn):
+                    if await _pause(stop, _STANDBY_S):
+                        return
+                self.active.set()
+                log.info("relaying shard %s", self._shard)
+                await self._relay(conn, stop)
+
+    async def _relay(self, conn: Connection, stop: asyncio.Event) -> None:
+        publisher = EventPublisher(self._bootstrap, self._topics.run_events, self._codec)
+        idle_s = _IDLE_MIN_S
+        try:
+            while not stop.is_set():
+                await self._observe(conn)
+                rows = await read_outbox(conn, self._batch_rows)
+                if rows:
+                    idle_s = _IDLE_MIN_S
+                    await self._move(conn, publisher, rows, stop)
+                else:
+                    await _pause(stop, idle_s)
+                    idle_s = min(2 * idle_s, _IDLE_MAX_S)
+        finally:
+            await asyncio.to_thread(publisher.close)
+
+    async def _move(
+        self, conn: Connection, publisher: EventPublisher, rows: Sequence[OutboxRow], stop: asyncio.Event
+    ) -> None:
+        """Publish rows and delete them once they are acknowledged; without the deletion if `stop` comes first."""
+        records = await asyncio.to_thread(publisher.send, rows, self._shard)
+        while await asyncio.to_thread(publisher.wait, _ACK_LOOK_S):
+            if stop.is_set():
+                return
+            await self._observe(conn)
+        await delete_from_outbox(conn, [row.id for row in rows])
+        EVENTS_PUBLISHED.labels(self._shard).inc(sum(len(record.events) for record in records))
+        self._batch_rows = _next_batch_rows(len(rows), records)
+
+    async def _observe(self, conn: Connection) -> None:
+        """Measure the outbox now and then. It also proves that the session, and so the lock, is still there."""
+        if time.monotonic() - self._observed < _OBSERVE_S:
+            return
+        rows, lag_s = await outbox_lag(conn)
+        OUTBOX_ROWS.labels(self._shard).set(rows)
+        OUTBOX_LAG_S.labels(self._shard).set(lag_s)
+        self._observed = time.monotonic()
+
+
+def _next_batch_rows(rows: int, records: Sequence[EventRecord]) -> int:
+    """How many rows like these make a batch of the wished size: a row holds from one event to a thousand."""
+    events = sum(len(record.events) for record in records)
+    size_bytes = sum(record.size_bytes for record in records)
+    wanted = min(rows * BATCH_EVENTS // max(events, 1), rows * BATCH_BYTES // max(size_bytes, 1))
+    return min(max(wanted, 1), BATCH_MAX_ROWS)
+
+
+class EventPublisher:
+    """A Kafka producer for one relay session. Its calls block: make them from a thread, one at a time."""
+
+    def __init__(self, bootstrap: str, topic: str, codec: Codec) -> None:
+        self._topic = topic
+        self._codec = codec
+        self._failure: KafkaError | None = None
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
+                "acks": "all",
+                # Records never time out: one that gave up between two that did not would break the order.
+                "message.timeout.ms": 0,
+                "message.max.bytes": RUN_EVENTS_MAX_BYTES,
+                "linger.ms": 0,
+                "compression.type": "lz4",
+                "queue.buffering.max.messages": 100_000,
+                "queue.buffering.max.kbytes": 256 * 1024,
+                "reconnect.backoff.max.ms": 1000,
+                "socket.keepalive.enable": True,
+            },
+            logger=log,
+        )
+
+    def send(self, rows: Sequence[OutboxRow], shard: str) -> list[EventRecord]:
+        """Hand the rows' events to the producer, as records that it keeps in order in each partition."""
+        records = pack_events(rows, shard)
+        for record in records:
+            value = self._codec.encode("RunEvents", {"partition": record.partition, "events": record.events})
+            self._producer.produce(self._topic, value=value, partition=record.partition, on_delivery=self._delivered)
+        return records
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for acknowledgements; how many are still missing. Raises KafkaUnavailable when a record was refused."""
+        missing = self._producer.flush(timeout_s)
+        if self._failure is not None:
+            raise KafkaUnavailable(f"{self._topic} refused events: {self._failure}")
+        return int(missing)
+
+    def close(self) -> None:
+        """Drop what is not acknowledged: it is still in the outbox."""
+        self._producer.purge()
+        self._producer.flush(1.0)
+
+    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            self._failure = error
+
+
+async def _pause(stop: asyncio.Event, wait_s: float) -> bool:
+    """Sleep, or until `stop`; whether it has come."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), wait_s)
+    return stop.is_set()
