@@ -165,13 +165,13 @@ def _next(schedule: Recurring, after: datetime, job_id: UUID | str, created_at: 
 def _previous(schedule: Recurring, before: datetime, job_id: UUID | str, created_at: datetime) -> datetime | None:
     if isinstance(schedule, Cron):
         cron = cron_expression(schedule.expr, str(job_id))
-        instant = previous_instant(cron, schedule.zone, (before - _TICK - _EPOCH) // _SECOND)
+        instant = previous_instant(cron, schedule.zone, (before - _EPOCH - _TICK) // _SECOND)
         return None if instant is None else datetime.fromtimestamp(instant, UTC)
     assert isinstance(schedule, Every)
     every, anchor = timedelta(seconds=schedule.every_seconds), schedule.anchor or _utc(created_at)
     if before - _EPOCH < every:
         return None
-    fire = anchor + ((before - _TICK - anchor) // every) * every
+    fire = anchor + ((before - anchor - _TICK) // every) * every
     return fire if schedule.anchor is not None or fire > anchor else None
 
 

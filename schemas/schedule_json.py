@@ -154,7 +154,9 @@ def _run_at(fields: Mapping[str, Any]) -> datetime:
     zone_name = _zone(fields)
     if not isinstance(value, str) or not _LOCAL_TIME.fullmatch(value):
         _refuse("runAt", "with a zone it is a local time such as 2026-01-31T09:00", "leave out Z, or the zone")
-    return _in_era("runAt", instant_of(_parsed("runAt", value), zone_name))
+    local = _parsed("runAt", value)
+    _in_era("runAt", local.replace(tzinfo=UTC))
+    return _in_era("runAt", instant_of(local, zone_name))
 
 
 def _optional_instant(fields: Mapping[str, Any], name: str) -> datetime | None:

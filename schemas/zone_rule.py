@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from schemas.cron import CronExpression
-from schemas.zones import FAR_S, NEAR_S, Timeline, timeline
+from schemas.zones import EARLY_S, FAR_S, NEAR_S, Timeline, timeline
 
 Mark = Literal["gap", "fold"]
 
@@ -27,20 +27,23 @@ _EPOCH = datetime(1970, 1, 1)
 def next_instant(cron: CronExpression, zone: str, after: int) -> int | None:
     """The first fire strictly after `after`; None if there is none before the year 2500."""
     step = _next_interval_like if cron.every_hour else _next_clock_like
+    after = max(after, EARLY_S)
     for reach in _REACHES:
         line = timeline(zone, reach)
-        instant = step(cron, line, after)
+        instant = step(cron, line, after) if after < line.reach else None
         if instant is not None and instant < line.reach:
             return instant
     return None
 
 
 def previous_instant(cron: CronExpression, zone: str, at: int) -> int | None:
-    """The last fire at or before `at`."""
+    """The last fire at or before `at`; None if there is none since 1900."""
     at = min(at, FAR_S - 1)
-    line = timeline(zone, NEAR_S if at < NEAR_S else FAR_S)
+    if at < EARLY_S:
+        return None
     step = _previous_interval_like if cron.every_hour else _previous_clock_like
-    return step(cron, line, at)
+    instant = step(cron, timeline(zone, NEAR_S if at < NEAR_S else FAR_S), at)
+    return None if instant is None or instant < EARLY_S else instant
 
 
 def first_instant(zone: str, reading: int) -> int:

@@ -30,7 +30,8 @@ DAWN_S = -(1 << 62)
 """Before everything."""
 NEAR_S = int(datetime(2110, 1, 1, tzinfo=UTC).timestamp())
 FAR_S = int(datetime(2500, 1, 1, tzinfo=UTC).timestamp())
-"""Nothing is computed beyond this instant."""
+EARLY_S = int(datetime(1900, 1, 1, tzinfo=UTC).timestamp())
+"""Nothing fires before EARLY_S, nor from FAR_S on."""
 
 
 @lru_cache(maxsize=1)

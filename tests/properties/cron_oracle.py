@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from importlib import resources
+from itertools import count
 from random import Random
 from zoneinfo import ZoneInfo
 
@@ -82,15 +83,24 @@ def clock_like_fires(cron: DrawnCron, info: ZoneInfo, start: datetime) -> Iterat
 def interval_like_fires(cron: DrawnCron, info: ZoneInfo, start: datetime) -> Iterator[datetime]:
     """From `start`: every real second at which the clock reads a matching minute and no seconds."""
     instant = start.replace(microsecond=0)
+    today, is_on, is_far = date.min, False, False
     while True:
         local = instant.astimezone(info)
-        today = local.date()
-        if not any(cron.on(today + days * DAY) for days in (-1, 0, 1, 2)):
-            instant += timedelta(hours=12)  # no clock change leads from here to another day than these
+        if local.date() != today:
+            today = local.date()
+            is_on = cron.on(today)
+            is_far = not any(cron.on(today + days * DAY) for days in (-1, 0, 1, 2))
+        if is_far:
+            # No clock change leads from here to another day than these, nor over more than one day.
+            instant += max(timedelta(hours=12), (_days_until_on(cron, today) - 3) * DAY)
             continue
-        if local.second == 0 and local.minute in cron.minutes and local.hour in cron.hours and cron.on(today):
+        if local.second == 0 and local.minute in cron.minutes and local.hour in cron.hours and is_on:
             yield instant
         instant = _next_full_minute(info, instant)
+
+
+def _days_until_on(cron: DrawnCron, today: date) -> int:
+    return next(days for days in count() if cron.on(today + days * DAY))
 
 
 def instant_of_reading(info: ZoneInfo, local: datetime) -> datetime:
