@@ -21,7 +21,7 @@ class Health:
 def kafka_health(bootstrap: str, timeout_s: float = 2.0) -> Health:
     """Ask for the metadata of the cluster."""
     # log_level 0: librdkafka would print each refused connection to stderr while the broker starts.
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, "socket.timeout.ms": 2000})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 200})
     try:
         metadata = admin.list_topics(timeout=timeout_s)
     except KafkaException as error:

@@ -49,6 +49,7 @@ class Part:
         env: Mapping[str, str] | None = None,
         port: int | None = None,
         health_url: str | None = None,
+        flavour: str | None = None,
     ) -> None:
         """Spawn it and remember it. Raises PartFailed if the program cannot be run."""
         offset = size(self.log)
@@ -56,7 +57,7 @@ class Part:
             process = spawn(argv, self.log, env)
         except OSError as error:
             raise PartFailed(self.name, f"cannot run {argv[0]}: {error.strerror}") from error
-        self.register.put(self.name, PartRecord(process.pid, process.started_at, port, health_url, log_offset=offset))
+        self.register.put(self.name, PartRecord(process.pid, process.started_at, port, health_url, offset, flavour))
 
     def await_ready(self, probe: Callable[[], Health], deadline_s: float) -> Health:
         """Probe until healthy, with a reminder every few seconds. Raises PartFailed when it dies or takes too long."""

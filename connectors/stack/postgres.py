@@ -49,7 +49,7 @@ class PostgresServer:
 
     def __init__(self, state_dir: Path, cache_dir: Path, port: int | None = None, *, say: Say = silent) -> None:
         self.part = Part("postgres", state_dir, say)
-        self.cache_dir = cache_dir
+        del cache_dir  # taken so that both servers are made alike; the wheel's programs run from where they are
         self._home = state_dir.resolve() / "postgres"
         self._data = self._home / "data"
         self._wanted_port = port
@@ -71,19 +71,12 @@ class PostgresServer:
         return self.part.pid
 
     def start(self) -> None:
-        """Start it, wait until it answers and make its database; nothing to do if it runs.
+        """Start it unless it runs, wait until it answers and make its database.
 
         Raises PartFailed with the tail of its log if it does not come up.
         """
-        if self.pid is not None:
-            return
-        port = self.part.register.claim_port("postgres", self._wanted_port)
-        if not self._data.exists():
-            self._init()
-        self._clear_leftovers()
-        self.part.say(f"starting on 127.0.0.1:{port}")
-        settings = [f"--{name}={value}" for name, value in SETTINGS.items()]
-        self.part.launch(self._program("postgres", "-D", str(self._data), f"--port={port}", *settings), port=port)
+        if self.pid is None:
+            self._launch()
         self.part.await_ready(partial(postgres_health, local_dsn(self.port, "postgres")), READY_DEADLINE_S)
         self._ensure_database()
 
@@ -94,6 +87,15 @@ class PostgresServer:
     def kill(self) -> None:
         """SIGKILL, as a crash, all of its processes at once."""
         self.part.kill()
+
+    def _launch(self) -> None:
+        port = self.part.register.claim_port("postgres", self._wanted_port)
+        if not self._data.exists():
+            self._init()
+        self._clear_leftovers()
+        self.part.say(f"starting on 127.0.0.1:{port}")
+        settings = [f"--{name}={value}" for name, value in {**SETTINGS, "port": str(port)}.items()]
+        self.part.launch(self._program("postgres", "-D", str(self._data), *settings), port=port)
 
     def _program(self, name: str, *arguments: str) -> list[str]:
         program = _pginstall() / "bin" / name

@@ -13,9 +13,12 @@ from pathlib import Path
 
 import psutil
 
+from connectors.stack.errors import StackError
+
 # psutil derives the start time from the boot time, which moves a little when the clock is stepped.
 START_TIME_TOLERANCE_S = 1.0
 POLL_S = 0.02
+KILL_DEADLINE_S = 10.0
 
 # Children of this very process must be reaped by it, or they stay behind as zombies after they end.
 _children: dict[int, subprocess.Popen[bytes]] = {}
@@ -113,10 +116,12 @@ def end(processes: Sequence[Process], deadline_s: float, sig: int = signal.SIGTE
 
 
 def kill(processes: Sequence[Process]) -> None:
-    """SIGKILL all of them and wait until they are gone; those that have ended already are left alone."""
+    """SIGKILL all of them and wait until they are gone. Raises StackError if the kernel does not let go of one."""
     for process in processes:
         process.send(signal.SIGKILL)
-    wait_until(lambda: not any(process.alive() for process in processes), 10)
+    if not wait_until(lambda: not any(process.alive() for process in processes), KILL_DEADLINE_S):
+        left = [process.pid for process in processes if process.alive()]
+        raise StackError(f"still there after SIGKILL: {left}")
 
 
 def _identify(found: Sequence[psutil.Process]) -> list[Process]:

@@ -15,13 +15,14 @@ from connectors.stack.processes import Process
 
 
 class PartRecord(msgspec.Struct, frozen=True):
-    """One started part. `log_offset`: where in its log this start begins, in bytes."""
+    """One started part. `log_offset`: where in its log this start begins, in bytes. `flavour`: which broker."""
 
     pid: int
     started_at: float
     port: int | None = None
     health_url: str | None = None
     log_offset: int = 0
+    flavour: str | None = None
 
     @property
     def process(self) -> Process:

@@ -37,7 +37,8 @@ def part_status(name: str, record: PartRecord | None) -> PartStatus:
     if record.process.frozen():
         return PartStatus(name, record.pid, record.port, "frozen", since, "stopped by a signal")
     health = _ask(name, record)
-    return PartStatus(name, record.pid, record.port, _state(health), since, health.detail)
+    flavour = f"{record.flavour}: " if record.flavour else ""
+    return PartStatus(name, record.pid, record.port, _state(health), since, flavour + health.detail)
 
 
 def external_status(name: str, address: str) -> PartStatus:
