@@ -55,7 +55,7 @@ async def read_partition_jobs(conn: Connection, partition: int) -> list[Job]:
 
 
 class NewJob(NamedTuple):
-    """A job to create, with its first occurrence: run_id is None exactly when next_fire_at is."""
+    """A job to create, with its first occurrence: run_id and due_at are None exactly when next_fire_at is."""
 
     job_id: UUID
     tenant: str
@@ -67,6 +67,7 @@ class NewJob(NamedTuple):
     next_fire_at: datetime | None
     created_at: datetime
     run_id: UUID | None
+    due_at: datetime | None
 
 
 CREATE_JOBS = f"""
@@ -82,9 +83,9 @@ WITH made AS (
     RETURNING *
 ), first AS (
     INSERT INTO runs (run_id, job_id, partition, tenant, queue, lane, max_attempts, scheduled_for, due_at, payload)
-    SELECT n.run_id, m.job_id, m.partition, m.tenant, m.queue, m.lane, m.max_attempts, m.next_fire_at, m.next_fire_at,
+    SELECT n.run_id, m.job_id, m.partition, m.tenant, m.queue, m.lane, m.max_attempts, m.next_fire_at, n.due_at,
            m.payload
-    FROM unnest(%(job_id)s::uuid[], %(run_id)s::uuid[]) AS n (job_id, run_id), made m
+    FROM unnest(%(job_id)s::uuid[], %(run_id)s::uuid[], %(due_at)s::timestamptz[]) AS n (job_id, run_id, due_at), made m
     WHERE m.job_id = n.job_id AND n.run_id IS NOT NULL
     ON CONFLICT (run_id) DO NOTHING
     RETURNING *
@@ -134,24 +135,26 @@ class Resumption(NamedTuple):
     """How a paused job goes on.
 
     next_fire_at: its cursor from now on. skipped_run_id: the held run of an occurrence that passed during the pause,
-    or None. run_id: the run of next_fire_at, or None when that run is there already (held) or no occurrence is left.
+    or None. run_id, due_at: the run of next_fire_at, or None when it is there already (held) or no occurrence is left.
     """
 
     job_id: UUID
     next_fire_at: datetime | None
     skipped_run_id: UUID | None
     run_id: UUID | None
+    due_at: datetime | None
 
 
 RESUME_JOBS = f"""
 WITH asked AS (
     SELECT * FROM unnest(%(job_id)s::uuid[], %(next_fire_at)s::timestamptz[], %(skipped_run_id)s::uuid[],
-                         %(run_id)s::uuid[]) AS a (job_id, next_fire_at, skipped_run_id, run_id)
+                         %(run_id)s::uuid[], %(due_at)s::timestamptz[])
+                  AS a (job_id, next_fire_at, skipped_run_id, run_id, due_at)
 ), changed AS (
     UPDATE jobs j SET state = 'active', paused_at = NULL, version = j.version + 1, next_fire_at = a.next_fire_at,
                       updated_at = now()
     FROM asked a WHERE j.job_id = a.job_id AND j.state = 'paused'
-    RETURNING j.*, a.skipped_run_id, a.run_id
+    RETURNING j.*, a.skipped_run_id, a.run_id, a.due_at
 ), skipped AS (
     DELETE FROM runs r USING changed c WHERE r.run_id = c.skipped_run_id AND r.state = 'held'
     RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,
@@ -164,7 +167,7 @@ WITH asked AS (
     RETURNING r.*
 ), next AS (
     INSERT INTO runs (run_id, job_id, partition, tenant, queue, lane, max_attempts, scheduled_for, due_at, payload)
-    SELECT run_id, job_id, partition, tenant, queue, lane, max_attempts, next_fire_at, next_fire_at, payload
+    SELECT run_id, job_id, partition, tenant, queue, lane, max_attempts, next_fire_at, due_at, payload
     FROM changed WHERE run_id IS NOT NULL
     ON CONFLICT (run_id) DO NOTHING
     RETURNING *
@@ -240,18 +243,20 @@ class Advance(NamedTuple):
     fired_at: datetime
     next_fire_at: datetime | None
     run_id: UUID | None
+    due_at: datetime | None
 
 
 ADVANCE_JOBS = f"""
 WITH moved AS (
     UPDATE jobs j SET next_fire_at = a.next_fire_at
     FROM unnest(%(job_id)s::uuid[], %(version)s::int[], %(fired_at)s::timestamptz[], %(next_fire_at)s::timestamptz[],
-                %(run_id)s::uuid[]) AS a (job_id, version, fired_at, next_fire_at, run_id)
+                %(run_id)s::uuid[], %(due_at)s::timestamptz[])
+             AS a (job_id, version, fired_at, next_fire_at, run_id, due_at)
     WHERE j.job_id = a.job_id AND j.version = a.version AND j.next_fire_at = a.fired_at AND j.state = 'active'
-    RETURNING j.*, a.run_id
+    RETURNING j.*, a.run_id, a.due_at
 ), next AS (
     INSERT INTO runs (run_id, job_id, partition, tenant, queue, lane, max_attempts, scheduled_for, due_at, payload)
-    SELECT run_id, job_id, partition, tenant, queue, lane, max_attempts, next_fire_at, next_fire_at, payload
+    SELECT run_id, job_id, partition, tenant, queue, lane, max_attempts, next_fire_at, due_at, payload
     FROM moved WHERE run_id IS NOT NULL
     ON CONFLICT (run_id) DO NOTHING
     RETURNING *
@@ -269,6 +274,7 @@ async def advance_jobs(
 
     A job that was changed or advanced meanwhile is left alone: each occurrence is decided exactly once.
     """
-    columns = {field: [getattr(each, field) for each in sorted(advances)] for field in Advance._fields}
+    advances = sorted(advances, key=lambda advance: advance.job_id)
+    columns = {field: [getattr(each, field) for each in advances] for field in Advance._fields}
     cursor = await tx.conn.execute(ADVANCE_JOBS, {**columns, "now": now})
     return [PendingRun(*row) for row in await cursor.fetchall()]

@@ -41,7 +41,7 @@ TRIGGER_JOBS = f"""
 WITH made AS (
     INSERT INTO runs (run_id, job_id, partition, tenant, queue, lane, max_attempts, scheduled_for, due_at, payload)
     SELECT m.run_id, j.job_id, j.partition, j.tenant, j.queue, j.lane, j.max_attempts, m.scheduled_for,
-           m.scheduled_for, coalesce(m.payload, j.payload)
+           least(m.scheduled_for, coalesce(%(now)s::timestamptz, now())), coalesce(m.payload, j.payload)
     FROM unnest(%(job_id)s::uuid[], %(run_id)s::uuid[], %(scheduled_for)s::timestamptz[], %(payload)s::text[])
              AS m (job_id, run_id, scheduled_for, payload), jobs j
     WHERE j.job_id = m.job_id
@@ -168,3 +168,13 @@ async def read_run(conn: Connection, run_id: UUID) -> RunState | None:
     """A run that is waiting, running, held or dead; None when it was never made, or finished."""
     row = await (await conn.execute(READ_RUN, {"run_id": run_id})).fetchone()
     return RunState(*row) if row else None
+
+
+READ_RUNS = f"""
+SELECT {RUN_COLUMNS}, state, lease_expires_at FROM runs WHERE run_id = ANY(%s) AND state <> 'held'
+"""
+
+
+async def read_runs(conn: Connection, run_ids: Sequence[UUID]) -> list[LiveRun]:
+    """Those of the runs that are pending or leased."""
+    return [LiveRun(*row) for row in await (await conn.execute(READ_RUNS, (list(run_ids),))).fetchall()]

@@ -206,3 +206,10 @@ def _schedule_record(schedule: Record) -> Record:
         if isinstance(record.get(key), str):
             record[key] = datetime.fromisoformat(record[key])
     return record
+
+
+def definition_json(spec: JobSpec) -> str:
+    """What the ledger keeps as a job's definition: canonical JSON with its defaults, without the payload."""
+    definition = msgspec.to_builtins(spec)
+    del definition["payload"]
+    return msgspec.json.encode(definition, order="sorted").decode()

@@ -1,0 +1,138 @@
+"""From records of the commands topic to the ledger, exactly once.
+
+The consumed offset moves in the transaction of the effects, so a record that comes again is a no-op; a command that
+comes again in another record (a producer that retried) is one by its id. What cannot be applied is on the rejected
+topic, and what belongs elsewhere on its own partition, before the offset moves on: nothing is ever skipped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ledger.commands import read_outcomes
+from ledger.connection import Pool
+from ledger.fence import Fence, OwnerTransaction, owner_transaction
+from ledger.partitions import advance_offset
+from schemas.codec import Codec
+from schemas.commands import Command, decode_commands, encode_command
+from schemas.errors import CommandRejected, EpochLost, TryAgain
+from schemas.events import Event
+from schemas.ids import partition_of_job
+from streams.command_batch import apply_commands
+from streams.metrics import APPLY_SECONDS, COMMANDS_APPLIED
+from streams.rejections import CommandReturns, RawCommand, Rejection
+
+log = logging.getLogger(__name__)
+
+
+class Delivered(NamedTuple):
+    """A command and the record it came in. place: its index in a batch record."""
+
+    raw: RawCommand
+    place: int
+    command: Command
+
+
+class Broken(CommandRejected):
+    """The command makes the ledger fail, again and again, by itself."""
+
+    code = "internal_error"
+
+
+class CommandApplier:
+    """Applies records of one partition under one fence."""
+
+    def __init__(self, fence: Fence, pool: Pool, returns: CommandReturns, codec: Codec, partitions: int) -> None:
+        self._fence, self._pool, self._returns, self._codec, self._partitions = fence, pool, returns, codec, partitions
+
+    async def apply(self, records: Sequence[RawCommand]) -> list[Event]:
+        """Apply records in order, in one transaction; returns the events for the owner's memory.
+
+        A record that breaks the transaction is found by applying them one by one, and rejected.
+        Raises EpochLost, LedgerUnavailable and KafkaUnavailable: then nothing was consumed, apply the same again.
+        """
+        try:
+            return await self._apply_together(records)
+        except (TryAgain, EpochLost):
+            raise
+        except Exception:
+            log.exception("partition %d: a batch of %d records failed", self._fence.partition, len(records))
+        events: list[Event] = []
+        for record in records:
+            events += await self._apply_alone(record)
+        return events
+
+    async def _apply_alone(self, record: RawCommand) -> list[Event]:
+        try:
+            return await self._apply_together([record])
+        except (TryAgain, EpochLost):
+            raise
+        except Exception as error:
+            log.exception("partition %d: the record at offset %d fails", record.partition, record.offset)
+            broken = Broken(f"the ledger refuses it: {type(error).__name__}: {error}")
+            await self._returns.reject([Rejection(record, broken)])
+            async with owner_transaction(self._pool, self._fence) as tx:
+                await advance_offset(tx, record.offset + 1)
+            return []
+
+    @APPLY_SECONDS.time()
+    async def _apply_together(self, records: Sequence[RawCommand]) -> list[Event]:
+        async with owner_transaction(self._pool, self._fence) as tx:
+            fresh = [record for record in records if record.offset >= tx.consumed_offset]
+            if not fresh:
+                return []
+            delivered, rejections = decode(self._codec, fresh)
+            delivered = await self._forward_strays(delivered)
+            delivered = await _without_repeated(tx, delivered)
+            effects = await apply_commands(tx, [each.command for each in delivered])
+            rejections += [
+                Rejection(each.raw, error, each.place, str(each.command.command_id))
+                for each in delivered
+                if (error := effects.rejected.get(each.command.command_id))
+            ]
+            if rejections:
+                await self._returns.reject(rejections)
+            await advance_offset(tx, fresh[-1].offset + 1)
+        COMMANDS_APPLIED.inc(len(effects.outcomes) - len(effects.rejected))
+        return effects.events
+
+    async def _forward_strays(self, delivered: list[Delivered]) -> list[Delivered]:
+        """Send what came to the wrong partition to its own; its id keeps a second forwarding harmless."""
+        own, strays = [], []
+        for each in delivered:
+            partition = partition_of_job(each.command.job_id, self._partitions)
+            if partition == self._fence.partition:
+                own.append(each)
+            else:
+                wire = encode_command(self._codec, each.command)
+                strays.append((partition, str(each.command.job_id).encode(), wire))
+        if strays:
+            await self._returns.forward(strays)
+        return own
+
+
+def decode(codec: Codec, records: Sequence[RawCommand]) -> tuple[list[Delivered], list[Rejection]]:
+    """The commands in the records, in order, and what of them cannot be read or is invalid by itself."""
+    delivered: list[Delivered] = []
+    rejections: list[Rejection] = []
+    for raw in records:
+        try:
+            for place, command in enumerate(decode_commands(codec, raw.value)):
+                if isinstance(command, CommandRejected):
+                    rejections.append(Rejection(raw, command, place))
+                else:
+                    delivered.append(Delivered(raw, place, command))
+        except CommandRejected as error:
+            rejections.append(Rejection(raw, error))
+    return delivered, rejections
+
+
+async def _without_repeated(tx: OwnerTransaction, delivered: list[Delivered]) -> list[Delivered]:
+    """Drop commands whose id was applied before, or comes twice in the batch."""
+    first = {each.command.command_id: each for each in reversed(delivered)}
+    known = await read_outcomes(tx.conn, list(first)) if first else {}
+    return [
+        each for each in delivered if first[each.command.command_id] is each and each.command.command_id not in known
+    ]

@@ -1,0 +1,139 @@
+"""Run events for the owners of this process, read in batches, past Faust: its per-event cost is for commands only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from schemas.codec import Codec
+from schemas.errors import FencepostError, KafkaUnavailable
+from schemas.events import Event
+
+log = logging.getLogger(__name__)
+
+BATCH = 500
+POLL_S = 0.1
+OFFSET_TIMEOUT_S = 10.0
+
+
+class EventFeed:
+    """Feeds each assigned partition's events to `deliver(partition, events, next offset)` on the loop, in order.
+
+    gone(partition): the events from the asked offset on are not in the topic any more; the partition is unassigned.
+    A batch is fetched only when the one before was delivered: the topic is the buffer.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        codec: Codec,
+        deliver: Callable[[int, list[Event], int], None],
+        gone: Callable[[int], None],
+        kafka_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._topic, self._codec, self._deliver, self._gone = topic, codec, deliver, gone
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "fencepost-owner-feed",  # asked for by the library; we neither join nor commit
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 100,
+                "fetch.min.bytes": 1,
+                "isolation.level": "read_committed",
+                **(kafka_config or {}),
+            }
+        )
+        self._stop = threading.Event()
+        self._assigned = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to read, in a thread, delivering to the running loop."""
+        loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._read, args=(loop,), name="event-feed", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Stop reading; a batch under way is delivered first."""
+        self._stop.set()
+        self._assigned.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._consumer.close)
+
+    def assign(self, partition: int, offset: int) -> None:
+        """Read this partition from this offset on."""
+        self._consumer.incremental_assign([TopicPartition(self._topic, partition, offset)])
+        self._assigned.set()
+
+    def unassign(self, partition: int) -> None:
+        """Read this partition no more; a no-op when it is not assigned."""
+        tp = TopicPartition(self._topic, partition)
+        if tp in self._consumer.assignment():
+            self._consumer.incremental_unassign([tp])
+
+    async def end_offset(self, partition: int) -> int:
+        """The offset that the partition's next event will have. Raises KafkaUnavailable."""
+        tp = TopicPartition(self._topic, partition)
+        try:
+            _, high = await asyncio.to_thread(self._consumer.get_watermark_offsets, tp, OFFSET_TIMEOUT_S)
+        except KafkaException as error:
+            raise KafkaUnavailable(f"the end of {self._topic} is unknown: {error}") from error
+        return int(high)
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._stop.is_set():
+            self._assigned.wait()
+            try:
+                messages = self._consumer.consume(BATCH, POLL_S)
+            except (KafkaException, RuntimeError) as error:
+                log.warning("run-events cannot be read: %s", error)
+                self._stop.wait(POLL_S)
+                continue
+            if messages and not self._stop.is_set():
+                self._hand_over(loop, messages)
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, messages: list[Message]) -> None:
+        batches: dict[int, tuple[list[Event], int]] = {}
+        for message in messages:
+            if error := message.error():
+                self._on_error(loop, message, error)
+                continue
+            events, _ = batches.setdefault(message.partition(), ([], 0))
+            events += self._decode(message)
+            batches[message.partition()] = (events, message.offset() + 1)
+        if batches:
+            delivered = asyncio.run_coroutine_threadsafe(self._deliver_all(batches), loop)
+            while not self._stop.is_set():
+                try:
+                    delivered.result(timeout=POLL_S)
+                    return
+                except TimeoutError:
+                    continue
+
+    async def _deliver_all(self, batches: Mapping[int, tuple[list[Event], int]]) -> None:
+        for partition, (events, next_offset) in batches.items():
+            self._deliver(partition, events, next_offset)
+
+    def _decode(self, message: Message) -> list[Event]:
+        try:
+            events: list[Event] = self._codec.decode(message.value())[1]["events"]
+            return events
+        except FencepostError:
+            # Somebody else wrote to our topic. The memory is a cache: the sweeps mend what this may have held.
+            log.exception("run-events %d@%d is no record of ours", message.partition(), message.offset())
+            return []
+
+    def _on_error(self, loop: asyncio.AbstractEventLoop, message: Message, error: KafkaError) -> None:
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            self.unassign(message.partition())
+            loop.call_soon_threadsafe(self._gone, message.partition())
+        else:
+            log.warning("run-events %s: %s", message.partition(), error)

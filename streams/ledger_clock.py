@@ -1,0 +1,41 @@
+"""The ledger's clock as seen from this process. The ledger judges everything about time; this only aims at it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from ledger.connection import Pool, ledger_now, session
+from streams.timing_state import to_us
+
+_SAMPLES = 8
+
+
+class LedgerClock:
+    """An estimate of the ledger's time, never ahead of it by more than the steadiness of the two clocks.
+
+    Each sample asks the ledger once. The answer was true somewhere within the round trip, so the estimate takes the
+    earliest it can have been: a hint that goes out by it is late by at most a round trip and never early. The sample
+    with the shortest round trip among the last few wins.
+    """
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)  # (round trip, offset), microseconds
+        self._offset_us = 0
+
+    async def sample(self, pool: Pool) -> None:
+        """Ask the ledger. Raises LedgerUnavailable, and the old estimate stands."""
+        async with session(pool) as conn:
+            sent_us = _monotonic_us()
+            now = await ledger_now(conn)
+            received_us = _monotonic_us()
+        self._samples.append((received_us - sent_us, to_us(now) - received_us))
+        self._offset_us = min(self._samples)[1]
+
+    def now_us(self) -> int:
+        """The ledger's time, microseconds since 1970. Needs one sample first."""
+        return _monotonic_us() + self._offset_us
+
+
+def _monotonic_us() -> int:
+    return time.monotonic_ns() // 1_000

@@ -1,0 +1,27 @@
+"""Every metric of the stream roles: name, unit, meaning, in one list."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+COMMANDS_APPLIED = Counter("fencepost_commands_applied_total", "Commands that took effect or were already in effect")
+COMMANDS_REJECTED = Counter("fencepost_commands_rejected_total", "Commands sent to the rejected topic", ["code"])
+COMMANDS_FORWARDED = Counter("fencepost_commands_forwarded_total", "Commands that came to a partition not their own")
+APPLY_SECONDS = Histogram("fencepost_apply_seconds", "One fenced transaction of commands", buckets=_LATENCY_BUCKETS)
+HINTS_SENT = Counter("fencepost_hints_sent_total", "Run ids told to the API")
+HINTS_DROPPED = Counter("fencepost_hints_dropped_total", "Run ids that Kafka did not take; the sweeps find them")
+HINT_LATENESS_SECONDS = Histogram(
+    "fencepost_hint_lateness_seconds", "From a run's due time to its hint", buckets=_LATENCY_BUCKETS
+)
+OCCURRENCES_DECIDED = Counter("fencepost_occurrences_decided_total", "Occurrences that became pending runs")
+LEASES_EXPIRED = Counter("fencepost_leases_expired_total", "Attempts that ended by expiry", ["outcome"])
+RUNS_REHINTED = Counter("fencepost_runs_rehinted_total", "Run ids hinted again because nobody had leased them")
+PARTITIONS_OWNED = Gauge("fencepost_partitions_owned", "Partitions this process owns")
+EPOCHS_LOST = Counter("fencepost_epochs_lost_total", "Partitions dropped because somebody else had taken them over")
+PARTITION_HALTED = Gauge(
+    "fencepost_partition_halted", "1 while the partition stands still because Kafka takes no rejections", ["partition"]
+)
+TIMERS_LOADED = Gauge("fencepost_timers_loaded", "Timers in the wheels")
+EVENTS_FOLDED = Counter("fencepost_events_folded_total", "Run events folded into timing state")

@@ -1,0 +1,137 @@
+"""What an owner remembers of its partition: the timing state on disk, and the near future in wheels.
+
+The next 30 s are loaded ahead; whatever is folded in before the loaded edge goes straight into the wheels. A run that
+was hinted stays under watch until somebody leases it: hints may be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from schemas.events import Event
+from streams.timing_state import Position, TimingState, Waiting, scan_key
+from streams.timing_wheel import TimingWheel
+
+LOOKAHEAD_US = 30_000_000
+LOAD_LIMIT = 10_000  # timers a load, so that a backlog does not hold the loop up
+REHINT_AFTER_US = 5_000_000
+REHINT_AT_MOST_EVERY_US = 60_000_000
+WATCHED_LIMIT = 100_000  # runs under watch; beyond it the API's own polls find them
+
+
+@dataclass(slots=True)
+class Fired:
+    """What has become due: runs to hint by where they wait, and jobs whose pending occurrence has come."""
+
+    runs: dict[Waiting, list[bytes]] = field(default_factory=dict)
+    jobs: list[bytes] = field(default_factory=list)
+    oldest_due_us: int | None = None
+
+
+class PartitionMemory:
+    """Not thread-safe. Instants are microseconds since 1970 by the ledger's clock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = TimingState(folder)
+        self._runs: TimingWheel[bytes] = TimingWheel()
+        self._jobs: TimingWheel[bytes] = TimingWheel()
+        self._watched: TimingWheel[bytes] = TimingWheel()
+        self._runs_edge = self._jobs_edge = scan_key(0)
+
+    def close(self) -> None:
+        self.state.close()
+
+    def clear(self) -> None:
+        """Forget everything, on disk too."""
+        self.state.clear()
+        self._runs, self._jobs, self._watched = TimingWheel(), TimingWheel(), TimingWheel()
+        self._runs_edge = self._jobs_edge = scan_key(0)
+
+    def timers(self) -> int:
+        """How many timers are in the wheels."""
+        return len(self._runs) + len(self._jobs) + len(self._watched)
+
+    def fold(self, events: Iterable[Event], position: Position | None = None) -> None:
+        """Take in what happened, and how far the feed is."""
+        changed = self.state.fold(events, position)
+        for run_id, due_us in changed.runs.items():
+            self._watched.remove(run_id)
+            _retime(self._runs, run_id, due_us, self._runs_edge)
+        for job_id, cursor_us in changed.jobs.items():
+            _retime(self._jobs, job_id, cursor_us, self._jobs_edge)
+
+    def forget_run(self, run_id: bytes) -> None:
+        """The ledger does not know the run any more."""
+        self.state.forget_run(run_id)
+        self._watched.remove(run_id)
+        self._runs.remove(run_id)
+
+    def forget_job(self, job_id: bytes) -> None:
+        """The job has no occurrence left, or is none of ours any more."""
+        self.state.forget_job(job_id)
+        self._jobs.remove(job_id)
+
+    def load(self, now_us: int) -> bool:
+        """Bring the near future into the wheels. True when there is more of it than one call loads."""
+        until_us = now_us + LOOKAHEAD_US
+        runs = self.state.due(self._runs_edge, until_us, LOAD_LIMIT)
+        jobs = self.state.cursors(self._jobs_edge, until_us, LOAD_LIMIT)
+        self._runs_edge = _loaded(self._runs, runs, until_us)
+        self._jobs_edge = _loaded(self._jobs, jobs, until_us)
+        return LOAD_LIMIT in (len(runs), len(jobs))
+
+    def pop_due(self, now_us: int) -> Fired:
+        """Take out what is due; the runs stay under watch."""
+        fired = Fired(jobs=self._jobs.pop_due(now_us, LOAD_LIMIT))
+        for run_id in self._runs.pop_due(now_us, LOAD_LIMIT):
+            due_us = self._collect(fired.runs, run_id, now_us)
+            if due_us is not None and fired.oldest_due_us is None:
+                fired.oldest_due_us = due_us
+        return fired
+
+    def pop_unleased(self, now_us: int) -> dict[Waiting, list[bytes]]:
+        """Runs that were hinted a while ago and that nobody has leased since."""
+        runs: dict[Waiting, list[bytes]] = {}
+        for run_id in self._watched.pop_due(now_us, LOAD_LIMIT):
+            self._collect(runs, run_id, now_us)
+        return runs
+
+    def next_due_us(self) -> int | None:
+        """When to look again, as far as is loaded."""
+        instants = [at for at in (self._runs.next_due_us(), self._jobs.next_due_us()) if at is not None]
+        return min(instants, default=None)
+
+    def retry_job(self, job_id: bytes, at_us: int) -> None:
+        """Look at the job again later: deciding its occurrence did not work."""
+        self._jobs.add(job_id, at_us)
+
+    def _collect(self, runs: dict[Waiting, list[bytes]], run_id: bytes, now_us: int) -> int | None:
+        found = self.state.waiting(run_id)
+        if found is None:
+            return None
+        due_us, waiting = found
+        if due_us > now_us:
+            _retime(self._runs, run_id, due_us, self._runs_edge)
+            return None
+        runs.setdefault(waiting, []).append(run_id)
+        if len(self._watched) < WATCHED_LIMIT:
+            # The longer it has waited, the rarer: for a queue without workers a hint a minute is plenty.
+            pause_us = min(max(now_us - due_us, REHINT_AFTER_US), REHINT_AT_MOST_EVERY_US)
+            self._watched.add(run_id, now_us + pause_us)
+        return due_us
+
+
+def _retime(wheel: TimingWheel[bytes], key: bytes, at_us: int | None, edge: bytes) -> None:
+    """Before the loaded edge a timer goes into the wheel now; beyond it a later load finds it."""
+    if at_us is not None and scan_key(at_us, key) <= edge:
+        wheel.add(key, at_us)
+    else:
+        wheel.remove(key)
+
+
+def _loaded(wheel: TimingWheel[bytes], timers: list[tuple[int, bytes]], until_us: int) -> bytes:
+    for at_us, key in timers:
+        wheel.add(key, at_us)
+    return scan_key(*timers[-1]) if len(timers) == LOAD_LIMIT else scan_key(until_us)

@@ -1,0 +1,101 @@
+"""What cannot be applied: the record goes to the rejected topic, with the reason, before its offset is consumed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from schemas.codec import Codec
+from schemas.errors import CommandRejected, KafkaUnavailable
+from streams.metrics import COMMANDS_FORWARDED, COMMANDS_REJECTED
+
+
+class RawCommand(NamedTuple):
+    """A record of the commands topic as it came."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+class Rejection(NamedTuple):
+    """Why a command was not applied. place: its index in a batch record, or None for a whole record."""
+
+    raw: RawCommand
+    error: CommandRejected
+    place: int | None = None
+    command_id: str | None = None
+
+
+class CommandReturns:
+    """Puts records back into Kafka: rejected ones on the rejected topic, stray ones on their own partition."""
+
+    def __init__(
+        self, bootstrap: str, commands: str, rejected: str, codec: Codec, kafka_config: Mapping[str, Any] | None = None
+    ) -> None:
+        self._commands, self._rejected, self._codec = commands, rejected, codec
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "acks": "all",
+                "enable.idempotence": True,
+                "linger.ms": 1,
+                "message.timeout.ms": 10_000,
+                "message.max.bytes": 8 << 20,
+                **(kafka_config or {}),
+            }
+        )
+
+    async def reject(self, rejections: Sequence[Rejection]) -> None:
+        """Publish rejections; returns once Kafka has them all. Raises KafkaUnavailable, and some may be published."""
+        records = [self._codec.encode("RejectedCommand", _record(rejection)) for rejection in rejections]
+        await self._publish([(self._rejected, -1, rejection.raw.key, record)
+                             for rejection, record in zip(rejections, records, strict=True)])  # fmt: skip
+        for rejection in rejections:
+            COMMANDS_REJECTED.labels(rejection.error.code).inc()
+
+    async def forward(self, commands: Sequence[tuple[int, bytes, bytes]]) -> None:
+        """Publish stray commands, as (own partition, key, value), where they belong. Raises KafkaUnavailable."""
+        await self._publish([(self._commands, partition, key, value) for partition, key, value in commands])
+        COMMANDS_FORWARDED.inc(len(commands))
+
+    async def _publish(self, records: Sequence[tuple[str, int, bytes | None, bytes]]) -> None:
+        failures: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, _message: Message) -> None:
+            if error is not None:
+                failures.append(error)
+
+        try:
+            for topic, partition, key, value in records:
+                self._producer.produce(topic, value, key=key, partition=partition, on_delivery=delivered)
+        except (BufferError, KafkaException) as error:
+            raise KafkaUnavailable(str(error)) from error
+        left = await asyncio.to_thread(self._producer.flush, 12.0)
+        if failures or left:
+            raise KafkaUnavailable(f"Kafka did not take {len(failures) + left} records: {failures[:1]}")
+
+    def close(self) -> None:
+        """Nothing waits here between calls."""
+        self._producer.flush(0)
+
+
+def _record(rejection: Rejection) -> dict[str, Any]:
+    raw, error = rejection.raw, rejection.error
+    return {
+        "code": error.code,
+        "reason": error.message,
+        "field": error.field,
+        "partition": raw.partition,
+        "offset": raw.offset,
+        "index": rejection.place,
+        "commandId": rejection.command_id,
+        "rejectedAt": datetime.now(UTC),
+        "key": raw.key,
+        "value": raw.value,
+    }

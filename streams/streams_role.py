@@ -1,0 +1,113 @@
+"""The streams role: partition owners, from the first assignment to the last release."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ledger.connection import Pool, ledger_pool, session
+from ledger.partitions import partition_count
+from schemas.codec import Codec
+from schemas.errors import LedgerUnavailable
+from streams.event_feed import EventFeed
+from streams.faust_app import SESSION_TIMEOUT_S, create_owners_app
+from streams.ledger_clock import LedgerClock
+from streams.ownership import Ownership
+from streams.partition_owner import Surroundings
+from streams.ready_hints import ReadyHints
+from streams.rejections import CommandReturns
+from streams.timekeeper import Timekeeper, keep_clock
+from streams.topics import Topics
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StreamsRole:
+    """A process that owns partitions. name: tells it from its peers, in the ledger and in logs."""
+
+    name: str
+    dsn: str
+    bootstrap: str
+    topics: Topics
+    codec: Codec
+    state_folder: Path
+    pool_size: int = 8
+
+    async def run(self, stop: asyncio.Event, ownership: Ownership | None = None) -> None:
+        """Own what the group assigns until `stop` is set, then hand it over. Raises what an owner cannot survive."""
+        ownership = ownership or Ownership(self.name, SESSION_TIMEOUT_S)
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def crash(error: Exception) -> None:
+            if not failed.done():
+                failed.set_exception(error)
+
+        async with AsyncExitStack() as stack:
+            pool = await stack.enter_async_context(ledger_pool(self.dsn, size=self.pool_size, name=self.name))
+            partitions, clock = await _ready(pool)
+            hints = ReadyHints(self.bootstrap, self.topics.ready, self.codec)
+            stack.callback(hints.close)
+            returns = CommandReturns(self.bootstrap, self.topics.commands, self.topics.rejected, self.codec)
+            stack.callback(returns.close)
+            feed = EventFeed(self.bootstrap, self.topics.run_events, self.codec, ownership.fold, ownership.events_gone)
+            feed.start()
+            stack.push_async_callback(feed.close)
+            timekeeper = Timekeeper(clock, ownership.owners)
+            ownership.feed = feed
+            ownership.around = Surroundings(
+                pool, self.codec, hints, returns, clock, partitions, self.state_folder, timekeeper.wake,
+                feed.end_offset, crash,
+            )  # fmt: skip
+            for task in (timekeeper.run(), keep_clock(clock, pool)):
+                stack.push_async_callback(_cancel, asyncio.create_task(_or_crash(task, crash)))
+            # Handed over in this order: no new commands, then our partitions, then our place in the group, so that
+            # the next owner finds them released.
+            app = create_owners_app(
+                self.bootstrap, f"{self.topics.prefix}-owners", self.topics.commands, ownership, self.state_folder
+            )
+            await app.start()
+            stack.push_async_callback(app.stop)
+            stack.push_async_callback(ownership.close)
+            await _first(stop, failed)
+
+
+async def _ready(pool: Pool) -> tuple[int, LedgerClock]:
+    """Wait for the ledger: nothing can be owned without it. Raises LedgerMismatch when it is not initialised."""
+    clock = LedgerClock()
+    while True:
+        try:
+            await clock.sample(pool)
+            async with session(pool) as conn:
+                return await partition_count(conn), clock
+        except LedgerUnavailable as error:
+            log.warning("waiting for the ledger: %s", error)
+            await asyncio.sleep(0.5)
+
+
+async def _first(stop: asyncio.Event, failed: asyncio.Future[None]) -> None:
+    """Wait for the stop, or raise the failure."""
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([stopping, failed], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if failed.done():
+        failed.result()
+
+
+async def _or_crash(work: Coroutine[Any, Any, None], crash: Callable[[Exception], None]) -> None:
+    try:
+        await work
+    except Exception as error:
+        log.exception("%s failed", work)
+        crash(error)
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,64 @@
+"""Keeping time: wakes every owner at its next instant, by the ledger's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from ledger.connection import Pool
+from schemas.errors import LedgerUnavailable
+from streams.ledger_clock import LedgerClock
+from streams.metrics import TIMERS_LOADED
+from streams.partition_owner import PartitionOwner
+
+log = logging.getLogger(__name__)
+
+LONGEST_SLEEP_US = 1_000_000
+CLOCK_PERIOD_S = 5.0
+
+
+class Timekeeper:
+    """One loop for all owners of the process."""
+
+    def __init__(self, clock: LedgerClock, owners: Callable[[], Iterable[PartitionOwner]]) -> None:
+        self._clock, self._owners = clock, owners
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """A timer was added: it may be sooner than what we sleep for."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        while True:
+            self._wake.clear()
+            next_us = self._tick()
+            delay_us = next_us - self._clock.now_us()
+            if delay_us > 0:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), delay_us / 1e6)
+            else:
+                await asyncio.sleep(0)
+
+    def _tick(self) -> int:
+        now_us = self._clock.now_us()
+        next_us, timers = now_us + LONGEST_SLEEP_US, 0
+        for owner in self._owners():
+            due_us = owner.tick(now_us)
+            timers += owner.timers()
+            if due_us is not None and due_us < next_us:
+                next_us = due_us
+        TIMERS_LOADED.set(timers)
+        return next_us
+
+
+async def keep_clock(clock: LedgerClock, pool: Pool) -> None:
+    """Follow the ledger's clock until cancelled; while the ledger is away the last estimate stands."""
+    while True:
+        try:
+            await clock.sample(pool)
+        except LedgerUnavailable as error:
+            log.warning("the ledger's clock cannot be read: %s", error)
+        await asyncio.sleep(CLOCK_PERIOD_S)

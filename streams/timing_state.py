@@ -1,0 +1,306 @@
+"""A partition's timing state in RocksDB: what is due when, which lease ends when, which job fires next when.
+
+It is a cache of the ledger, folded from run events, and never the truth: dropping it loses nothing. Every change is
+guarded by the run's (or job's) version, so events may come twice or late, and from the ledger as well as from Kafka.
+
+Keys, all big-endian so that order is time order (instants in microseconds):
+    d <due> <run id>      a waiting run             -> Waiting
+    l <expires> <run id>  a leased run              -> empty
+    c <cursor> <job id>   a job's next occurrence   -> empty
+    r <run id>            which of d or l, when, version
+    j <job id>            JobTimer
+    p                     Position
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+from rocksdict import Options, Rdict, ReadOptions, WriteBatch
+
+from schemas.events import GONE_EVENTS, JOB_EVENTS, LEASED_EVENTS, WAITING_EVENTS, Event
+
+_TIME = struct.Struct(">Q")
+_WHERE = struct.Struct(">cQI")  # kind, instant, version
+_POSITION = struct.Struct(">QQ")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = datetime.resolution
+
+
+def to_us(instant: datetime) -> int:
+    """Microseconds since 1970; an instant before it counts as 0, which is as overdue as can be."""
+    return max(0, (instant - _EPOCH) // _MICROSECOND)
+
+
+def from_us(instant_us: int) -> datetime:
+    return _EPOCH + instant_us * _MICROSECOND
+
+
+class Position(NamedTuple):
+    """epoch: the owner's that wrote this state. offset: the next of run-events to fold."""
+
+    epoch: int
+    offset: int
+
+
+class Waiting(Struct, frozen=True, array_like=True):
+    """What a hint needs of a waiting run."""
+
+    tenant: str
+    queue: str
+    lane: str
+
+
+class JobTimer(Struct, frozen=True, array_like=True):
+    """What deciding a job's next occurrence needs. Only recurring jobs have one. cursor_us: the pending occurrence."""
+
+    version: int
+    cursor_us: int
+    created_us: int
+    schedule: dict[str, Any]
+
+
+class Changed(NamedTuple):
+    """What a fold did, for the wheel: instants in microseconds, None for a timer that is gone."""
+
+    runs: dict[bytes, int | None]
+    jobs: dict[bytes, int | None]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_waiting = msgspec.msgpack.Decoder(Waiting).decode
+_decode_job = msgspec.msgpack.Decoder(JobTimer).decode
+
+
+class TimingState:
+    """One partition's state, in a folder of its own. Not thread-safe; calls take microseconds and do not sync."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._db = Rdict(str(folder), _options())
+
+    def close(self) -> None:
+        self._db.close()
+
+    def position(self) -> Position | None:
+        """How far this state is; None when it is new."""
+        raw = self._db.get(b"p")
+        return Position(*_POSITION.unpack(raw)) if raw else None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._db.delete_range(b"", b"\xff")
+
+    def fold(self, events: Iterable[Event], position: Position | None = None) -> Changed:
+        """Apply events in order, and with them the position, all or nothing."""
+        change = _Fold(self._db)
+        for event in events:
+            change.apply(event)
+        if position is not None:
+            change.batch.put(b"p", _POSITION.pack(*position))
+        self._db.write(change.batch)
+        return Changed(change.runs, change.jobs)
+
+    def waiting(self, run_id: bytes) -> tuple[int, Waiting] | None:
+        """When the run is due and where it waits; None unless it does."""
+        where = self._db.get(b"r" + run_id)
+        if where is None or where[:1] != b"d":
+            return None
+        raw = self._db.get(b"d" + where[1:9] + run_id)
+        return (_TIME.unpack_from(where, 1)[0], _decode_waiting(raw)) if raw else None
+
+    def job(self, job_id: bytes) -> JobTimer | None:
+        """The job's timer, if it still has one."""
+        raw = self._db.get(b"j" + job_id)
+        return _decode_job(raw) if raw else None
+
+    def version(self, run_id: bytes) -> int | None:
+        """The version of a run as it is known here."""
+        raw = self._db.get(b"r" + run_id)
+        return _WHERE.unpack(raw)[2] if raw else None
+
+    def due(self, from_key: bytes, until_us: int, limit: int) -> list[tuple[int, bytes]]:
+        """(due, run id) of waiting runs due before until_us, in order, starting at a `scan_key`."""
+        return self._scan(b"d", from_key, until_us, limit)
+
+    def cursors(self, from_key: bytes, until_us: int, limit: int) -> list[tuple[int, bytes]]:
+        """(cursor, job id) of jobs whose pending occurrence comes before until_us, in order."""
+        return self._scan(b"c", from_key, until_us, limit)
+
+    def expiring(self, until_us: int, limit: int) -> list[tuple[int, bytes]]:
+        """(expiry, run id) of leases that end before until_us as far as is known here, in order."""
+        return self._scan(b"l", b"", until_us, limit)
+
+    def rearm_lease(self, run_id: bytes, expires_us: int) -> None:
+        """The run's lease was extended: heartbeats make no events."""
+        raw = self._db.get(b"r" + run_id)
+        if raw and raw[:1] == b"l":
+            _, before_us, version = _WHERE.unpack(raw)
+            batch = WriteBatch(raw_mode=True)
+            batch.delete(b"l" + _TIME.pack(before_us) + run_id)
+            batch.put(b"l" + _TIME.pack(expires_us) + run_id, b"")
+            batch.put(b"r" + run_id, _WHERE.pack(b"l", expires_us, version))
+            self._db.write(batch)
+
+    def forget_run(self, run_id: bytes) -> None:
+        """The ledger does not know the run any more."""
+        change = _Fold(self._db)
+        change.drop_run(run_id)
+        self._db.write(change.batch)
+
+    def run_ids(self) -> Iterator[bytes]:
+        """All runs that are known here."""
+        for key, _ in _iterate(self._db, b"r", b"s"):
+            yield key[1:]
+
+    def job_ids(self) -> Iterator[bytes]:
+        """All jobs that have a timer here."""
+        for key, _ in _iterate(self._db, b"j", b"k"):
+            yield key[1:]
+
+    def forget_job(self, job_id: bytes) -> None:
+        """The ledger does not know the job any more, or it has no occurrence left."""
+        change = _Fold(self._db)
+        change.drop_job(job_id)
+        self._db.write(change.batch)
+
+    def _scan(self, kind: bytes, from_key: bytes, until_us: int, limit: int) -> list[tuple[int, bytes]]:
+        found: list[tuple[int, bytes]] = []
+        for key, _ in _iterate(self._db, kind + from_key, kind + _TIME.pack(until_us)):
+            found.append((_TIME.unpack_from(key, 1)[0], key[9:]))
+            if len(found) == limit:
+                break
+        return found
+
+
+def scan_key(instant_us: int, key: bytes = b"") -> bytes:
+    """Where a scan goes on: after this timer, or at this instant. Never from the first key: dead ones pile up there."""
+    return _TIME.pack(instant_us) + (key + b"\x00" if key else b"")
+
+
+class _Fold:
+    """Events on their way into one write batch, over the state as it was and as the batch has changed it."""
+
+    def __init__(self, db: Rdict) -> None:
+        self._db = db
+        self._written: dict[bytes, bytes | None] = {}
+        self.batch = WriteBatch(raw_mode=True)
+        self.runs: dict[bytes, int | None] = {}
+        self.jobs: dict[bytes, int | None] = {}
+
+    def apply(self, event: Event) -> None:
+        kind = event["type"]
+        if kind in JOB_EVENTS:
+            self._apply_job(event)
+            return
+        run_id = _id_bytes(event["runId"])
+        before = self._get(b"r" + run_id)
+        if before is not None and _WHERE.unpack(before)[2] >= event["version"]:
+            return
+        if kind in WAITING_EVENTS:
+            due_us = to_us(event["dueAt"])
+            waiting = Waiting(event["tenant"], event["queue"], event["lane"])
+            self._place(run_id, b"d", due_us, event["version"], _encode(waiting))
+            self.runs[run_id] = due_us
+            self._move_cursor(event)
+        elif kind in LEASED_EVENTS:
+            self._place(run_id, b"l", to_us(event["leaseExpiresAt"]), event["version"], b"")
+            self.runs[run_id] = None
+        elif kind in GONE_EVENTS:
+            self.drop_run(run_id)
+
+    def drop_run(self, run_id: bytes) -> None:
+        self._unplace(run_id)
+        self._delete(b"r" + run_id)
+        self.runs[run_id] = None
+
+    def drop_job(self, job_id: bytes) -> None:
+        if raw := self._get(b"j" + job_id):
+            self._delete(b"c" + _TIME.pack(_decode_job(raw).cursor_us) + job_id)
+            self._delete(b"j" + job_id)
+        self.jobs[job_id] = None
+
+    def _apply_job(self, event: Event) -> None:
+        job_id = _id_bytes(event["jobId"])
+        raw = self._get(b"j" + job_id)
+        if raw and _decode_job(raw).version >= event["version"]:
+            return
+        self.drop_job(job_id)
+        if event["type"] in ("job_paused", "job_deleted") or event["dueAt"] is None:
+            return
+        schedule = msgspec.json.decode(event["definition"])["schedule"]
+        if "cron" in schedule or "everySeconds" in schedule:
+            created_us = to_us(event["scheduledFor"])
+            self._put_job(job_id, JobTimer(event["version"], to_us(event["dueAt"]), created_us, schedule))
+
+    def _move_cursor(self, event: Event) -> None:
+        """A recurring job's new run is its new pending occurrence."""
+        if event["type"] != "run_scheduled" or event["reason"] is not None:
+            return
+        job_id = _id_bytes(event["jobId"])
+        raw = self._get(b"j" + job_id)
+        if raw is None:
+            return
+        job, cursor_us = _decode_job(raw), to_us(event["scheduledFor"])
+        if cursor_us > job.cursor_us:
+            self._delete(b"c" + _TIME.pack(job.cursor_us) + job_id)
+            self._put_job(job_id, JobTimer(job.version, cursor_us, job.created_us, job.schedule))
+
+    def _put_job(self, job_id: bytes, job: JobTimer) -> None:
+        self._put(b"j" + job_id, _encode(job))
+        self._put(b"c" + _TIME.pack(job.cursor_us) + job_id, b"")
+        self.jobs[job_id] = job.cursor_us
+
+    def _place(self, run_id: bytes, kind: bytes, instant_us: int, version: int, value: bytes) -> None:
+        self._unplace(run_id)
+        self._put(kind + _TIME.pack(instant_us) + run_id, value)
+        self._put(b"r" + run_id, _WHERE.pack(kind, instant_us, version))
+
+    def _unplace(self, run_id: bytes) -> None:
+        if before := self._get(b"r" + run_id):
+            kind, instant_us, _ = _WHERE.unpack(before)
+            self._delete(kind + _TIME.pack(instant_us) + run_id)
+
+    def _get(self, key: bytes) -> bytes | None:
+        if key in self._written:
+            return self._written[key]
+        value: bytes | None = self._db.get(key)
+        return value
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        self.batch.put(key, value)
+        self._written[key] = value
+
+    def _delete(self, key: bytes) -> None:
+        self.batch.delete(key)
+        self._written[key] = None
+
+
+def _id_bytes(text: str) -> bytes:
+    return UUID(text).bytes
+
+
+def _iterate(db: Rdict, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+    bound = ReadOptions()
+    bound.set_iterate_upper_bound(end)
+    entries = db.iter(bound)
+    entries.seek(start)
+    while entries.valid():
+        yield entries.key(), entries.value()
+        entries.next()
+
+
+def _options() -> Options:
+    options = Options(raw_mode=True)
+    options.set_write_buffer_size(8 << 20)
+    options.set_max_write_buffer_number(2)
+    options.set_keep_log_file_num(2)
+    options.set_max_background_jobs(1)
+    return options
