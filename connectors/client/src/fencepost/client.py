@@ -13,7 +13,7 @@ import msgspec
 from fencepost.errors import Conflict, LeaseLost
 from fencepost.http_calls import HttpCalls, decoded
 from fencepost.ids import new_id
-from fencepost.job_spec import JobSpec, Name, convert, payload_text, spec_fields
+from fencepost.job_spec import JobSpec, Name, convert, spec_fields
 from fencepost.models import (
     BatchAnswer,
     Beat,
@@ -69,10 +69,7 @@ class FencepostClient:
 
     async def create_job(self, spec: JobSpec, *, idempotency_key: str | None = None) -> CommandAnswer:
         """Create a job. The same key and spec give the same job; the same key and another spec raise Conflict."""
-        fields = spec_fields(spec)
-        if spec.payload is not None:
-            payload_text(spec.payload)
-        return await self._command("POST", "/v1/jobs", fields, idempotency_key)
+        return await self._command("POST", "/v1/jobs", spec_fields(spec), idempotency_key)
 
     async def pause_job(self, job_id: UUID, *, idempotency_key: str | None = None) -> CommandAnswer:
         """Put a job's pending runs aside."""

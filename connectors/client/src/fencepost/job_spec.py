@@ -81,6 +81,8 @@ def spec_fields(spec: JobSpec) -> dict[str, Any]:
 
     Structs check nothing when they are made in Python, so they are checked here, once, on their way out.
     """
+    if spec.payload is not None:
+        payload_text(spec.payload)
     fields: dict[str, Any] = _converting(msgspec.to_builtins, spec)
     convert(fields, JobSpec)
     chosen = [kind for kind in _KINDS if kind in fields["schedule"]]

@@ -7,6 +7,8 @@ import concurrent.futures
 from types import TracebackType
 from typing import Any, Self
 
+import httpx
+
 from fencepost.client import FencepostClient
 from fencepost.sync_client import LoopThread
 from fencepost.worker import Handler, Worker
@@ -28,12 +30,22 @@ async def _work(base_url: str, token: str, queue: str, handler: Handler, options
 class SyncWorker:
     """A worker in a background thread: `with SyncWorker(url, token, queue, handler): …` drains on leaving.
 
-    The options are those of Worker. Installs no signal handlers.
+    The options are those of Worker; transport: httpx's, for tests. Installs no signal handlers.
     """
 
-    def __init__(self, base_url: str, token: str, queue: str, handler: Handler, **options: Any) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        token: str,
+        queue: str,
+        handler: Handler,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+        **options: Any,
+    ) -> None:
+        client = FencepostClient(base_url, token, transport=transport)
         self._thread = LoopThread()
-        self._worker = self._thread.run(_made(base_url, token, queue, handler, options))
+        self._worker = self._thread.run(_made(client, queue, handler, options))
         self._running: concurrent.futures.Future[None] | None = None
 
     @property
@@ -63,5 +75,5 @@ class SyncWorker:
             self._thread.close()
 
 
-async def _made(base_url: str, token: str, queue: str, handler: Handler, options: dict[str, Any]) -> Worker:
-    return Worker(FencepostClient(base_url, token), queue, handler, **options)
+async def _made(client: FencepostClient, queue: str, handler: Handler, options: dict[str, Any]) -> Worker:
+    return Worker(client, queue, handler, **options)

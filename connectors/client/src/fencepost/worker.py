@@ -151,7 +151,10 @@ class Worker:
         if leases and self._clock() - asked_at > self._terms.visibility_s / 2:
             await self._confirm(leases)
         for lease in leases:
-            self._start_handler(lease)
+            if self._shutdown.asked.is_set():  # the answer crossed with the wish to drain
+                self._report(lease, _release(lease))
+            else:
+                self._start_handler(lease)
 
     async def _confirm(self, leases: list[Lease]) -> None:
         """Of an answer that needed repetitions: the leases may be old. Nothing may start on one that is lost."""
