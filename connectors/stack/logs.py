@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 TAIL_BYTES = 64 * 1024
@@ -30,7 +30,7 @@ def tail(path: Path, since: int = 0, lines: int = 20) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
-def read_lines(path: Path, follow: bool) -> Iterator[str]:
+def read_lines(path: Path, follow: bool) -> Generator[str, None, None]:
     """Every line without its end; with follow, go on with what is still being written until closed."""
     with path.open(encoding="utf-8", errors="replace") as log:
         partial = ""

@@ -75,7 +75,7 @@ class Process:
         try:
             found = psutil.Process(self.pid)
             same = abs(found.create_time() - self.started_at) < START_TIME_TOLERANCE_S
-            return found if same and found.status() != psutil.STATUS_ZOMBIE else None
+            return found if same and not _ended(found) else None
         except psutil.NoSuchProcess:
             return None
 
@@ -129,9 +129,14 @@ def _identify(found: Sequence[psutil.Process]) -> list[Process]:
     identified = []
     for process in found:
         with suppress(psutil.NoSuchProcess):  # ended while we were looking
-            if process.status() != psutil.STATUS_ZOMBIE:
+            if not _ended(process):
                 identified.append(Process(process.pid, process.create_time()))
     return identified
+
+
+def _ended(process: psutil.Process) -> bool:
+    """A zombie, with no other thread left: until the last one of a JVM is gone, its sockets are still open."""
+    return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
 
 
 def _session_of(pid: int) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -104,7 +104,7 @@ class LocalStack:
         with ThreadPoolExecutor(len(names)) as pool:
             return list(pool.map(self._status_of, names))
 
-    def logs(self, name: str, follow: bool = False) -> Iterator[str]:
+    def logs(self, name: str, follow: bool = False) -> Generator[str, None, None]:
         """The lines of a part's log. With follow, go on with new ones until the iterator is closed."""
         path = log_path(self.state_dir, name)
         if not path.exists():
