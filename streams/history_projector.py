@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
@@ -26,7 +27,8 @@ LAG_EVENTS = Gauge("fencepost_history_lag_records", "Records of run-events not r
 
 # A transaction takes about 20 ms however small it is, so small ones wait for company.
 GATHER_S = 0.2
-BATCH_RECORDS = 500
+BATCH_EVENTS = 20_000
+READ_RECORDS = 32  # at once; each has up to a thousand events
 _RETRY_S = 1.0
 _METADATA_TIMEOUT_S = 5.0
 
@@ -106,10 +108,21 @@ class HistoryProjector:
     def _project(self, consumer: Consumer, stop: threading.Event) -> None:
         assignment = consumer.assignment()
         while not stop.is_set():
-            messages = consumer.consume(BATCH_RECORDS, timeout=self._gather_s)
-            if batches := [self._read(message) for message in messages if _is_record(message)]:
+            if batches := self._gather(consumer):
                 self._append(batches)
             self._measure(consumer, assignment)
+
+    def _gather(self, consumer: Consumer) -> list[Batch]:
+        """What comes within the time to gather, or a full batch before that."""
+        batches: list[Batch] = []
+        events = 0
+        deadline = time.monotonic() + self._gather_s
+        while events < BATCH_EVENTS and (left_s := deadline - time.monotonic()) > 0:
+            for message in consumer.consume(READ_RECORDS, timeout=left_s):
+                if _is_record(message):
+                    batches.append(self._read(message))
+                    events += len(batches[-1].rows)
+        return batches
 
     def _read(self, message: Message) -> Batch:
         partition, offset = message.partition(), message.offset()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 from ledger.outbox import OutboxRow
 from schemas.codec import Record
@@ -16,30 +17,34 @@ RECORD_MAX_BYTES = 512 * 1024
 _BARE_EVENT_BYTES = 250
 
 
-class EventRecord(NamedTuple):
+@dataclass(slots=True)
+class EventRecord:
     """The fields of one `RunEvents` record and about how large they are."""
 
     partition: int
-    events: list[Record]
-    size_bytes: int
+    events: list[Record] = field(default_factory=list)
+    size_bytes: int = 0
+
+    def has_room_for(self, size_bytes: int) -> bool:
+        """Whether another event of that size still fits; the first always does."""
+        return not self.events or (
+            len(self.events) < RECORD_MAX_EVENTS and self.size_bytes + size_bytes <= RECORD_MAX_BYTES
+        )
 
 
 def pack_events(rows: Iterable[OutboxRow], shard: str) -> list[EventRecord]:
     """The rows' events as records, each of one partition; in a partition the events keep the order of the rows."""
+    records: list[EventRecord] = []
     open_records: dict[int, EventRecord] = {}
-    full: list[EventRecord] = []
     for row in rows:
-        sizes = _sizes(row)
-        for partition, event, size in zip(row.partitions, events_of(row, shard), sizes, strict=True):
+        for partition, event, size_bytes in zip(row.partitions, events_of(row, shard), _sizes(row), strict=True):
             record = open_records.get(partition)
-            if record is None:
-                record = EventRecord(partition, [], 0)
-            elif len(record.events) >= RECORD_MAX_EVENTS or record.size_bytes + size > RECORD_MAX_BYTES:
-                full.append(record)
-                record = EventRecord(partition, [], 0)
+            if record is None or not record.has_room_for(size_bytes):
+                record = open_records[partition] = EventRecord(partition)
+                records.append(record)
             record.events.append(event)
-            open_records[partition] = record._replace(size_bytes=record.size_bytes + size)
-    return full + list(open_records.values())
+            record.size_bytes += size_bytes
+    return records
 
 
 def events_of(row: OutboxRow, shard: str) -> list[Record]:
