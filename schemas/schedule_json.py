@@ -181,7 +181,7 @@ def _parsed(name: str, text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError as error:
-        raise InvalidSchedule(name, f"{text!r} is not in the calendar") from error
+        raise InvalidSchedule(name, f"{name} {text!r} is not in the calendar") from error
 
 
 def _in_era(name: str, instant: datetime) -> datetime:
@@ -204,7 +204,7 @@ def _date(value: Any) -> date:
     if isinstance(value, date) and not isinstance(value, datetime):
         return value
     if not isinstance(value, str) or not _DATE.fullmatch(value):
-        _refuse("excludeDates", f"{str(value)[:64]!r} is not a date", "write 2026-12-25")
+        _refuse("excludeDates", f"holds {str(value)[:64]!r}, which is not a date", "write 2026-12-25")
     return _parsed("excludeDates", value).date()
 
 
@@ -224,4 +224,4 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
 
 
 def _refuse(name: str, message: str, remedy: str = "") -> NoReturn:
-    raise InvalidSchedule(name, f"{name} {message}" if not message.startswith("'") else message, remedy)
+    raise InvalidSchedule(name, f"{name} {message}", remedy)
