@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from queue import SimpleQueue
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -38,18 +39,19 @@ class EventFeed:
         kafka_config: Mapping[str, Any] | None = None,
     ) -> None:
         self._topic, self._codec, self._deliver, self._gone = topic, codec, deliver, gone
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": bootstrap,
-                "group.id": "fencepost-owner-feed",  # asked for by the library; we neither join nor commit
-                "enable.auto.commit": False,
-                "auto.offset.reset": "error",
-                "fetch.wait.max.ms": 100,
-                "fetch.min.bytes": 1,
-                "isolation.level": "read_committed",
-                **(kafka_config or {}),
-            }
-        )
+        config: dict[str, Any] = {
+            "bootstrap.servers": bootstrap,
+            "group.id": "fencepost-owner-feed",  # asked for by the library; we neither join nor commit
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "fetch.wait.max.ms": 100,
+            "fetch.min.bytes": 1,
+            "isolation.level": "read_committed",
+            **(kafka_config or {}),
+        }
+        self._consumer = Consumer(config)
+        self._offsets = Consumer(config)  # of its own: a call to a consumer waits for the consume() under way
+        self._requests: SimpleQueue[tuple[int, int | None]] = SimpleQueue()
         self._stop = threading.Event()
         self._assigned = threading.Event()
         self._thread: threading.Thread | None = None
@@ -66,24 +68,23 @@ class EventFeed:
         self._assigned.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
-        await asyncio.to_thread(self._consumer.close)
+        for consumer in (self._consumer, self._offsets):
+            await asyncio.to_thread(consumer.close)
 
     def assign(self, partition: int, offset: int) -> None:
         """Read this partition from this offset on."""
-        self._consumer.incremental_assign([TopicPartition(self._topic, partition, offset)])
+        self._requests.put((partition, offset))
         self._assigned.set()
 
     def unassign(self, partition: int) -> None:
-        """Read this partition no more; a no-op when it is not assigned."""
-        tp = TopicPartition(self._topic, partition)
-        if tp in self._consumer.assignment():
-            self._consumer.incremental_unassign([tp])
+        """Read this partition no more; a no-op when it is not assigned. What is under way is still delivered."""
+        self._requests.put((partition, None))
 
     async def end_offset(self, partition: int) -> int:
         """The offset that the partition's next event will have. Raises KafkaUnavailable."""
         tp = TopicPartition(self._topic, partition)
         try:
-            _, high = await asyncio.to_thread(self._consumer.get_watermark_offsets, tp, OFFSET_TIMEOUT_S)
+            _, high = await asyncio.to_thread(self._offsets.get_watermark_offsets, tp, OFFSET_TIMEOUT_S)
         except KafkaException as error:
             raise KafkaUnavailable(f"the end of {self._topic} is unknown: {error}") from error
         return int(high)
@@ -92,13 +93,31 @@ class EventFeed:
         while not self._stop.is_set():
             self._assigned.wait()
             try:
-                messages = self._consumer.consume(BATCH, POLL_S)
+                self._reassign()
+                messages = self._fetch()
             except (KafkaException, RuntimeError) as error:
                 log.warning("run-events cannot be read: %s", error)
                 self._stop.wait(POLL_S)
                 continue
             if messages and not self._stop.is_set():
                 self._hand_over(loop, messages)
+
+    def _fetch(self) -> list[Message]:
+        """What is there: consume() alone would wait for the batch to be full."""
+        first = self._consumer.poll(POLL_S)
+        return [] if first is None else [first, *self._consumer.consume(BATCH - 1, 0)]
+
+    def _reassign(self) -> None:
+        """Carry out what was asked meanwhile: only the reading thread touches its consumer."""
+        while not self._requests.empty():
+            partition, offset = self._requests.get()
+            self._unassign(partition)
+            if offset is not None:
+                self._consumer.incremental_assign([TopicPartition(self._topic, partition, offset)])
+
+    def _unassign(self, partition: int) -> None:
+        if any(tp.partition == partition for tp in self._consumer.assignment()):
+            self._consumer.incremental_unassign([TopicPartition(self._topic, partition)])
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop, messages: list[Message]) -> None:
         batches: dict[int, tuple[list[Event], int]] = {}
@@ -133,7 +152,7 @@ class EventFeed:
 
     def _on_error(self, loop: asyncio.AbstractEventLoop, message: Message, error: KafkaError) -> None:
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            self.unassign(message.partition())
+            self._unassign(message.partition())
             loop.call_soon_threadsafe(self._gone, message.partition())
         else:
             log.warning("run-events %s: %s", message.partition(), error)

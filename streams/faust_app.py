@@ -73,6 +73,7 @@ def create_owners_app(
     bootstrap: str, group: str, commands_topic: str, ownership: Ownership, state_folder: Path, **settings: Any
 ) -> OwnersApp:
     """An app that is started with `await app.start()` and stopped with `await app.stop()`."""
+    state_folder.mkdir(parents=True, exist_ok=True)
     app = OwnersApp(
         group,
         broker=[f"kafka://{address}" for address in bootstrap.split(",")],
