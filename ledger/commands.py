@@ -14,7 +14,10 @@ UNCHANGED = "unchanged"
 
 
 class Outcome(NamedTuple):
-    """outcome: APPLIED, UNCHANGED (nothing was left to do), or a rejection's code with its detail and field."""
+    """outcome: APPLIED, UNCHANGED (nothing was left to do), or a rejection's code with its detail and field.
+
+    The detail of an applied trigger is the id of its run.
+    """
 
     command_id: UUID
     outcome: str

@@ -220,13 +220,19 @@ class AttemptEnd(NamedTuple):
     lease_token: int
     tenant: str
     queue: str
-    reason: str | None
+    lane: int
+    job_id: UUID
+    attempt: int
+    scheduled_for: datetime
+    worker_id: str | None
     due_at: datetime | None
+    reason: str | None
     result: str | None
 
 
 WHAT_ENDED = """
-SELECT o.event, o.lease_tokens[i], o.tenants[i], o.queues[i], o.reasons[i], o.due_at[i], o.results[i]
+SELECT o.event, o.lease_tokens[i], o.tenants[i], o.queues[i], o.lanes[i], o.job_ids[i], o.attempts[i],
+       o.scheduled_for[i], o.worker_ids[i], o.due_at[i], o.reasons[i], o.results[i]
 FROM outbox o, LATERAL array_position(o.run_ids, %(run_id)s::uuid) AS i
 WHERE o.run_ids @> ARRAY[%(run_id)s::uuid] AND o.event IN ('run_completed', 'run_dead', 'run_retried')
   AND (%(lease_token)s::bigint IS NULL OR o.lease_tokens[i] = %(lease_token)s)

@@ -71,3 +71,16 @@ UPDATE partitions SET decided_through = %s WHERE partition = %s AND decided_thro
 async def advance_decided(tx: OwnerTransaction, through: datetime) -> None:
     """Every occurrence up to `through` has a decision once this transaction commits. It only ever grows."""
     await tx.conn.execute(ADVANCE_DECIDED, (through, tx.fence.partition, through))
+
+
+RESET_OFFSETS = """
+UPDATE partitions SET consumed_offset = 0, epoch = epoch + 1, owner = NULL, owner_since = now() WHERE consumed_offset > 0
+"""
+
+
+async def reset_offsets(conn: Connection) -> int:
+    """The commands topic is a new one: read it from its beginning. Returns how many partitions had read an older one.
+
+    The epochs grow, so that no owner goes on with offsets of the topic that is gone.
+    """
+    return (await conn.execute(RESET_OFFSETS)).rowcount

@@ -65,6 +65,10 @@ class LocalStack:
         self._kafka = KafkaBroker(state_dir, cache_dir, say=say)
         self._postgres = PostgresServer(state_dir, cache_dir, say=say)
 
+    def add_role(self, role: RoleSpec) -> None:
+        """One more role, started after those before it."""
+        self._roles[role.name] = role
+
     @property
     def bootstrap(self) -> str:
         """Kafka's address. Raises StackError before the first `up`."""

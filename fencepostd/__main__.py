@@ -1,0 +1,3 @@
+from fencepostd.cli import main
+
+main()

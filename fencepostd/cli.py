@@ -1,0 +1,273 @@
+"""`fencepostd`: the server's command line."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import psycopg
+
+from connectors.stack import PartStatus, StackError
+from fencepostd import roles
+from fencepostd.local import Local
+from fencepostd.local import init as init_installation
+from fencepostd.settings import DEFAULT_PARTITIONS, Settings
+from ledger.connection import ledger_pool, session
+from ledger.partitions import PartitionStatus
+from ledger.tokens import Role, create_token, revoke_token
+from schemas.errors import FencepostError
+from streams.topics import Topics
+
+Command = Callable[..., Any]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="fencepost-server")
+def main() -> None:
+    """Run Fencepost, a distributed job scheduler.
+
+    \b
+    A look at it on this machine, with real Kafka and real Postgres:
+        fencepostd up
+        fencepostd status
+        fencepostd down
+
+    \b
+    An installation of your own, once and then one process a role (as many of each as you like):
+        fencepostd init --kafka broker:9092 --postgres postgresql://… --partitions 256
+        fencepostd run streams --name streams-1 …
+        fencepostd run api …        fencepostd run relay …        fencepostd run history …
+    """
+
+
+def refusals(command: Command) -> Command:
+    """Say what is wrong in one line, with exit code 1, instead of a traceback."""
+
+    @wraps(command)
+    def checked(*args: Any, **options: Any) -> Any:
+        try:
+            return command(*args, **options)
+        except (FencepostError, StackError, psycopg.Error, OSError) as error:
+            raise click.ClickException(str(error).strip()) from error
+
+    return checked
+
+
+# --- the local stack ---
+
+state_option = click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("state"),
+    envvar="FENCEPOST_STATE_DIR",
+    show_default=True,
+    help="The folder that holds all data, logs and the register of what runs.",
+)
+
+
+@main.command()
+@state_option
+@click.option("--kafka", help="Use this running broker (host:port) instead of starting one.")
+@click.option("--postgres", help="Use this running server (a DSN) instead of starting one.")
+@click.option("--partitions", default=DEFAULT_PARTITIONS, show_default=True, help="Fixed at the first start.")
+@click.option("--owners", default=2, show_default=True, help="Streams processes, which share the partitions.")
+@click.option("--apis", default=1, show_default=True, help="API processes.")
+@refusals
+def up(state: Path, kafka: str | None, postgres: str | None, partitions: int, owners: int, apis: int) -> None:
+    """Start everything on this machine: Kafka, Postgres, and every role as a process.
+
+    The first time, this fetches Kafka's jars with Maven (about 110 MB). Where Java or Maven is missing it falls
+    back to a small broker that keeps its topics in memory only, and says so. Starting again finds the data.
+    """
+    local = Local(state, click.echo, kafka=kafka, postgres=postgres, partitions=partitions, owners=owners, apis=apis)
+    local.up()
+    click.echo(f"\nexport FENCEPOST_URL={local.url}\nexport FENCEPOST_TOKEN={local.token}\n")
+    click.echo('Try: fencepost jobs create --queue default --every 10     fencepost query "SELECT * FROM runs"')
+
+
+@main.command()
+@state_option
+@refusals
+def down(state: Path) -> None:
+    """Stop everything that `up` started. The data stays."""
+    Local(state, click.echo).stack.down()
+
+
+@main.command()
+@state_option
+@refusals
+def status(state: Path) -> None:
+    """Show each part's pid, port and health, and the partitions that each owner holds. Exit code 1 unless all is ok."""
+    local = Local(state, click.echo)
+    parts, partitions = local.stack.status(), local.partitions()
+    now = datetime.now(UTC)
+    for part in parts:
+        click.echo(_line(part, now))
+    for owner, held in _by_owner(partitions).items():
+        click.echo(f"  {owner or 'nobody'} owns {len(held)}: {_ranges(held)}")
+    if any(part.health != "ok" for part in parts):
+        sys.exit(1)
+
+
+def _line(part: PartStatus, now: datetime) -> str:
+    since = f"{(now - part.since).total_seconds():.0f} s" if part.since else "-"
+    where = f"pid {part.pid or '-':<8} port {part.port or '-':<6} up {since:<8}"
+    return f"{part.name:<12} {part.health:<8} {where} {part.detail}"
+
+
+def _by_owner(partitions: list[PartitionStatus]) -> dict[str | None, list[int]]:
+    held: dict[str | None, list[int]] = {}
+    for partition in partitions:
+        held.setdefault(partition.owner and partition.owner.partition("/")[0], []).append(partition.partition)
+    return held
+
+
+def _ranges(numbers: list[int]) -> str:
+    """1, 2, 3, 7 as `1-3 7`."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return " ".join("-".join(map(str, ends)) for ends in ranges)
+
+
+@main.command()
+@state_option
+@click.argument("part")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new lines until interrupted.")
+@refusals
+def logs(state: Path, part: str, follow: bool) -> None:
+    """Print the log of a part: kafka, postgres, or a role by the name that `status` shows."""
+    for line in Local(state, click.echo).stack.logs(part, follow):
+        click.echo(line.rstrip("\n"))
+
+
+# --- an installation ---
+
+
+def installation(command: Command) -> Command:
+    """The options that say where Kafka and Postgres are."""
+    for option in (
+        click.option("--topic-prefix", default="fencepost", envvar="FENCEPOST_TOPIC_PREFIX", show_default=True),
+        click.option(
+            "--kafka", required=True, envvar="FENCEPOST_KAFKA", show_envvar=True, help="host:port[,host:port]"
+        ),
+        click.option("--postgres", required=True, envvar="FENCEPOST_POSTGRES", show_envvar=True, help="A DSN."),
+    ):
+        command = option(command)
+    return command
+
+
+@main.command()
+@installation
+@click.option("--partitions", default=DEFAULT_PARTITIONS, show_default=True, help="For ever; 256 is a good number.")
+@click.option("--replication-factor", default=3, show_default=True, help="Of the topics, at most one a broker.")
+@refusals
+def init(kafka: str, postgres: str, topic_prefix: str, partitions: int, replication_factor: int) -> None:
+    """Prepare Kafka and Postgres: topics, tables, the number of partitions. Safe to repeat; run it on every upgrade."""
+    init_installation(
+        kafka, postgres, Topics(topic_prefix), partitions, click.echo, replication_factor=replication_factor
+    )
+    click.echo(f"ready: {partitions} partitions")
+
+
+@main.group()
+def run() -> None:
+    """Run one role in the foreground, until SIGTERM."""
+
+
+def role_options(command: Command) -> Command:
+    """Where a role listens and keeps its state, beside where Kafka and Postgres are."""
+    for option in (
+        click.option("--host", default="127.0.0.1", envvar="FENCEPOST_HOST", show_default=True),
+        click.option("--port", default=8080, envvar="FENCEPOST_PORT", show_default=True, help="HTTP, health, metrics."),
+        click.option("--state", type=click.Path(path_type=Path), default=Path("state"), envvar="FENCEPOST_STATE"),
+    ):
+        command = option(command)
+    return installation(command)
+
+
+def _settings(kafka: str, postgres: str, topic_prefix: str, state: Path, host: str, port: int) -> Settings:
+    return Settings(postgres, kafka, Topics(topic_prefix), state, host, port)
+
+
+@run.command()
+@role_options
+@click.option("--name", required=True, envvar="FENCEPOST_NAME", help="Tells this owner from the others.")
+@refusals
+def streams(name: str, **options: Any) -> None:
+    """Own partitions: apply commands, keep time, hint due runs, end expired leases.
+
+    Run two or more. --state must be a folder of this process alone; losing it loses nothing.
+    """
+    roles.run_until_signalled(lambda stop: roles.run_streams(_settings(**options), name, stop))
+
+
+@run.command()
+@role_options
+@refusals
+def relay(**options: Any) -> None:
+    """Publish the ledger's outbox to Kafka. One works at a time, any others stand by."""
+    roles.run_until_signalled(lambda stop: roles.run_relay(_settings(**options), stop))
+
+
+@run.command()
+@role_options
+@refusals
+def history(**options: Any) -> None:
+    """Fold run events into the history store and answer its queries, for the API."""
+    roles.run_until_signalled(lambda stop: roles.run_history(_settings(**options), stop))
+
+
+@run.command()
+@role_options
+@click.option("--history-url", required=True, envvar="FENCEPOST_HISTORY_URL", help="Where the history role answers.")
+@refusals
+def api(history_url: str, **options: Any) -> None:
+    """Serve the lease, job and query API over HTTP. Run as many as you like, behind any balancer."""
+    roles.run_until_signalled(lambda stop: roles.run_api(_settings(**options), history_url, stop))
+
+
+@main.group()
+def token() -> None:
+    """Bearer tokens for the API."""
+
+
+@token.command("create")
+@click.option("--postgres", required=True, envvar="FENCEPOST_POSTGRES", show_envvar=True, help="A DSN.")
+@click.option("--tenant", required=True, help="The team that the token speaks for.")
+@click.option("--role", type=click.Choice(get_args(Role)), required=True)
+@click.option("--queue", "queues", multiple=True, help="Limit it to this queue; may be repeated. Default: all.")
+@refusals
+def create(postgres: str, tenant: str, role: Role, queues: tuple[str, ...]) -> None:
+    """Make a token and print it, this once: the ledger keeps only its hash."""
+    click.echo(asyncio.run(_create_token(postgres, tenant, role, list(queues) or None)))
+
+
+async def _create_token(dsn: str, tenant: str, role: Role, queues: list[str] | None) -> str:
+    async with ledger_pool(dsn, size=1) as pool, session(pool) as conn:
+        return await create_token(conn, tenant, role, queues)
+
+
+@token.command("revoke")
+@click.option("--postgres", required=True, envvar="FENCEPOST_POSTGRES", show_envvar=True, help="A DSN.")
+@click.argument("token_id")
+@refusals
+def revoke(postgres: str, token_id: str) -> None:
+    """End a token, by its id: the part between `fp_` and the next underscore."""
+    if not asyncio.run(_revoke_token(postgres, token_id)):
+        raise click.ClickException(f"there is no token {token_id} in force")
+    click.echo(f"revoked {token_id}")
+
+
+async def _revoke_token(dsn: str, token_id: str) -> bool:
+    async with ledger_pool(dsn, size=1) as pool, session(pool) as conn:
+        return await revoke_token(conn, token_id)

@@ -1,0 +1,97 @@
+"""The roles as processes: each runs until SIGTERM, then hands over what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+from api.app import ApiRole
+from fencepostd.settings import Settings
+from streams.embedded_server import serve_health
+from streams.faust_app import SESSION_TIMEOUT_S
+from streams.history_service import HistoryRole
+from streams.outbox_relay import OutboxRelay
+from streams.ownership import Ownership
+from streams.streams_role import StreamsRole
+
+Stop = asyncio.Event
+
+
+async def run_streams(settings: Settings, name: str, stop: Stop) -> None:
+    """Own partitions."""
+    ownership = Ownership(name, SESSION_TIMEOUT_S)
+    role = StreamsRole(name, settings.dsn, settings.bootstrap, settings.topics, settings.codec(), settings.state)
+
+    def health() -> dict[str, Any]:
+        return {"partitions": ownership.partitions()}
+
+    await _together(stop, role.run(stop, ownership), serve_health(settings.host, settings.port, health, stop))
+
+
+async def run_relay(settings: Settings, stop: Stop) -> None:
+    """Publish the outbox."""
+    relay = OutboxRelay(settings.dsn, settings.bootstrap, settings.topics, settings.codec())
+
+    def health() -> dict[str, Any]:
+        return {"active": relay.active.is_set()}
+
+    await _together(stop, relay.run(stop), serve_health(settings.host, settings.port, health, stop))
+
+
+async def run_history(settings: Settings, stop: Stop) -> None:
+    """Project run events and answer SQL."""
+    settings.state.mkdir(parents=True, exist_ok=True)
+    path = settings.state / "history.duckdb"
+    role = HistoryRole(settings.bootstrap, settings.topics, settings.codec(), path, settings.host, settings.port)
+    await role.run(stop)
+
+
+async def run_api(settings: Settings, history_url: str, stop: Stop) -> None:
+    """Serve HTTP."""
+    role = ApiRole(
+        dsn=settings.dsn,
+        bootstrap=settings.bootstrap,
+        commands_topic=settings.topics.commands,
+        ready_topic=settings.topics.ready,
+        codec=settings.codec(),
+        history_url=history_url,
+        host=settings.host,
+        port=settings.port,
+    )
+    await role.run(stop)
+
+
+async def _together(stop: Stop, *works: Coroutine[Any, Any, None]) -> None:
+    """Run all until `stop`; when one fails the others are stopped and the failure is raised."""
+    async with asyncio.TaskGroup() as group:
+        for work in works:
+            group.create_task(_stopping(stop, work))
+
+
+async def _stopping(stop: Stop, work: Awaitable[None]) -> None:
+    try:
+        await work
+    finally:
+        stop.set()
+
+
+def run_until_signalled(main: Callable[[Stop], Coroutine[Any, Any, None]]) -> None:
+    """Run a role in a loop of its own until SIGTERM or SIGINT, logging to standard error."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    for chatty in ("faust", "mode", "aiokafka", "httpx"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+    async def signalled() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await main(stop)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(signalled())

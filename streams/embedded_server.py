@@ -1,0 +1,55 @@
+"""HTTP inside a role: uvicorn in the role's own loop, whose signals belong to the composition root."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+STOP_GRACE_S = 5
+
+
+class EmbeddedServer(uvicorn.Server):
+    """Serves an app until `stop` is called. Leaves signal handlers alone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=STOP_GRACE_S
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop(self) -> None:
+        """Finish what is under way, then return from serve."""
+        self.should_exit = True
+
+
+async def serve_health(host: str, port: int, health: Callable[[], Mapping[str, Any]], stop: asyncio.Event) -> None:
+    """Answer /healthz (200 with what `health` says) and /metrics until `stop`, for roles with no HTTP of their own."""
+
+    async def healthz(_: Request) -> Response:
+        return JSONResponse({"status": "ok", **health()})
+
+    async def metrics(_: Request) -> Response:
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    server = EmbeddedServer(Starlette(routes=[Route("/healthz", healthz), Route("/metrics", metrics)]))
+    with socket.create_server((host, port)) as listening:
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        await stop.wait()
+        server.stop()
+        await serving
