@@ -137,9 +137,9 @@ class PermanentFailure(Exception):
 
 
 class RetryLater(Exception):
-    """Raise it in a handler: this attempt fails, and the next comes after `seconds`."""
+    """Raise it in a handler: this attempt fails, and the next comes after `seconds`; None leaves that to the server."""
 
-    def __init__(self, seconds: float, reason: str = "the handler asked for a later retry") -> None:
+    def __init__(self, seconds: float | None = None, reason: str = "the handler asked for a later retry") -> None:
         super().__init__(reason)
         self.seconds = seconds
 

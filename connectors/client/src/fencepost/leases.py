@@ -17,6 +17,11 @@ STOP_MARGIN_S = 5.0
 MAX_WAIT_S = 20.0
 
 
+def stop_margin_s(visibility_s: float) -> float:
+    """How long a handler has to end, once told to stop, before another worker may start its run."""
+    return min(STOP_MARGIN_S, visibility_s / 3)
+
+
 class LeaseTerms:
     """What follows from the visibility timeout.
 
@@ -36,7 +41,7 @@ class LeaseTerms:
         self.wait_s: Final = min(MAX_WAIT_S, visibility_s / 3)
         # An event loop wakes late by some milliseconds; the margin is a promise.
         wake_allowance_s = min(0.1, visibility_s / 30)
-        self.stop_after_s: Final = visibility_s - min(STOP_MARGIN_S, visibility_s / 3) - wake_allowance_s
+        self.stop_after_s: Final = visibility_s - stop_margin_s(visibility_s) - wake_allowance_s
 
 
 class StopReason(enum.Enum):

@@ -21,9 +21,13 @@ from fencepost.job_spec import JobSpec, Name, convert
 from fencepost.wire import BUILT_IN_IDS, EncodedCommand, encode_command, record_of
 
 log = logging.getLogger("fencepost.producer")
+# librdkafka repeats itself while a broker is away; who has not set up logging gets it once, in the exception.
+kafka_log = logging.getLogger("fencepost.kafka")
+kafka_log.addHandler(logging.NullHandler())
 
 _BATCH_MAX_BYTES = 512 * 1024  # well under the broker's default record limit of 1 MiB
-_METADATA_TIMEOUT_S = 10.0
+_METADATA_TIMEOUT_S = 5.0
+_TOPIC_PATIENCE_S = 2.0  # a topic that was just created is not on every broker at once
 
 
 class CommandProducer:
@@ -59,18 +63,7 @@ class CommandProducer:
         self._linger_s = linger_ms / 1000
         self._batch_commands = batch_commands
         self._schema_ids = schema_ids
-        self._kafka = confluent_kafka.Producer(
-            {
-                **(kafka_config or {}),
-                "bootstrap.servers": bootstrap,
-                "partitioner": "murmur2_random",
-                "acks": "all",
-                "enable.idempotence": True,
-                "delivery.timeout.ms": int(delivery_timeout_s * 1000),
-                "error_cb": self._note_error,
-            },
-            logger=logging.getLogger("fencepost.kafka"),
-        )
+        self._kafka = self._connected(kafka_config or {}, delivery_timeout_s)
         self._last_error = ""
         self._lost: deque[tuple[str, list[UUID]]] = deque()
         self._batches: dict[int, _Batch] = {}
@@ -78,6 +71,21 @@ class CommandProducer:
         self._closed = threading.Event()
         self._linger_thread = threading.Thread(target=self._linger, name="fencepost-linger", daemon=True)
         self._linger_thread.start()
+
+    def _connected(self, kafka_config: Mapping[str, Any], delivery_timeout_s: float) -> Any:
+        settings = {
+            **kafka_config,
+            "bootstrap.servers": self._bootstrap,
+            "partitioner": "murmur2_random",
+            "acks": "all",
+            "enable.idempotence": True,
+            "delivery.timeout.ms": int(delivery_timeout_s * 1000),
+            "error_cb": self._note_error,
+        }
+        try:
+            return confluent_kafka.Producer(settings, logger=kafka_log)
+        except KafkaException as error:
+            raise InvalidInput(error.args[0].str(), field="kafka_config") from error
 
     def create_job(self, spec: JobSpec, *, idempotency_key: str | None = None) -> UUID:
         """Create a job; the same key gives the same job id, and nothing is created twice. Returns the job id."""
@@ -159,14 +167,22 @@ class CommandProducer:
         return self._partitions
 
     def _ask_partitions(self) -> int:
+        give_up_at = time.monotonic() + _TOPIC_PATIENCE_S
+        while self._topic not in (topics := self._ask_topics()):
+            if time.monotonic() >= give_up_at:
+                raise TopicMissing(
+                    f"{self._bootstrap} has no topic {self._topic}: is that the right broker and prefix?"
+                )
+            time.sleep(0.1)
+        return len(topics[self._topic].partitions)
+
+    def _ask_topics(self) -> Mapping[str, Any]:
         try:
             # All topics: a request that names a missing topic would create it on many brokers.
-            topics = self._kafka.list_topics(timeout=_METADATA_TIMEOUT_S).topics
+            topics: Mapping[str, Any] = self._kafka.list_topics(timeout=_METADATA_TIMEOUT_S).topics
         except KafkaException as error:
             raise KafkaUnreachable(self._away(error.args[0].str()), sent=False) from error
-        if self._topic not in topics:
-            raise TopicMissing(f"{self._bootstrap} has no topic {self._topic}: is that the stack's broker and prefix?")
-        return len(topics[self._topic].partitions)
+        return topics
 
     def _send_batches(self, partitions: list[int]) -> None:
         for partition in partitions:

@@ -1,0 +1,69 @@
+"""The `fencepost` command: jobs, runs, queries, shell workers and bulk sending."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from fencepost.commandline.bulk_send import send
+from fencepost.commandline.connection import Connection
+from fencepost.commandline.jobs import jobs
+from fencepost.commandline.queries import query
+from fencepost.commandline.runs import runs
+from fencepost.commandline.shell_worker import work
+from fencepost.errors import FencepostError, InvalidInput, TopicMissing, TryAgain
+
+EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
+
+
+class _Fencepost(click.Group):
+    """Turns the client's errors into one line and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FencepostError as error:
+            _explain(error)
+
+
+def _explain(error: FencepostError) -> NoReturn:
+    click.echo(f"fencepost: {error}", err=True)
+    sys.exit(_exit_code(error))
+
+
+def _exit_code(error: FencepostError) -> int:
+    if isinstance(error, InvalidInput):
+        return EXIT_USAGE
+    return EXIT_UNREACHABLE if isinstance(error, TryAgain | TopicMissing) else EXIT_REFUSED
+
+
+@click.group(cls=_Fencepost, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--url", envvar="FENCEPOST_URL", show_envvar=True, help="The server, such as http://127.0.0.1:8400.")
+@click.option("--token", envvar="FENCEPOST_TOKEN", show_envvar=True, help="An API token, fp_….")
+@click.version_option(package_name="fencepost")
+@click.pass_context
+def main(ctx: click.Context, url: str | None, token: str | None) -> None:
+    """Schedule jobs, follow their runs and execute them.
+
+    \b
+    Examples
+      export FENCEPOST_URL=http://127.0.0.1:8400 FENCEPOST_TOKEN=fp_…
+      fencepost jobs create --queue mail --cron "0 9 * * mon-fri" --zone Europe/Berlin --payload '{"to": "ops"}'
+      fencepost work --queue mail -- ./send-mail.sh
+      fencepost query "SELECT state, count(*) FROM runs GROUP BY state"
+      fencepost send --bootstrap 127.0.0.1:9092 --tenant acme jobs.jsonl
+
+    \b
+    Exit codes
+      0  done
+      1  the server refused, or has no such thing
+      2  the command line or the input is wrong
+      3  the server or the broker cannot be reached: try again
+    """
+    ctx.obj = Connection(url, token)
+
+
+for command in (jobs, runs, query, work, send):
+    main.add_command(command)
