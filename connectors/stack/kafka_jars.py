@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from connectors.stack.errors import ApacheKafkaUnavailable
-from connectors.stack.part import Say
+from connectors.stack.part import REMIND_S, Say
 from connectors.stack.register import locked
 
 KAFKA_VERSION = "4.3.1"
@@ -70,24 +70,36 @@ def fetch_jars(cache_dir: Path, say: Say) -> Path:
 def _fetch_into(jars: Path, say: Say) -> None:
     if shutil.which("mvn") is None:
         raise ApacheKafkaUnavailable("there is no Maven (mvn) on this machine to fetch Apache Kafka with")
-    say(f"fetching Apache Kafka {KAFKA_VERSION} with Maven into {jars} (about 110 MB, once)")
+    say(f"fetching Apache Kafka {KAFKA_VERSION} with Maven into {jars} (45 MB, once)")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=jars.parent, prefix="fetching-") as scratch:
         pom = Path(scratch, "pom.xml")
         pom.write_text(POM)
-        _run_maven(pom, Path(scratch, "jars"))
+        _run_maven(pom, Path(scratch, "jars"), say)
         # Renamed whole, so that a fetch that was cut off never looks complete.
         Path(scratch, "jars").rename(jars)
     say(f"fetched in {time.monotonic() - began:.1f} s")
 
 
-def _run_maven(pom: Path, target: Path) -> None:
+def _run_maven(pom: Path, target: Path, say: Say) -> None:
     argv = ["mvn", "-q", "-B", "--strict-checksums", "-f", str(pom), "dependency:copy-dependencies"]
     argv += ["-DincludeScope=runtime", f"-DoutputDirectory={target}"]
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=FETCH_DEADLINE_S)
-    except subprocess.TimeoutExpired as error:
-        raise ApacheKafkaUnavailable(f"Maven did not finish within {FETCH_DEADLINE_S} s") from error
-    if done.returncode != 0:
-        said = (done.stdout + done.stderr).strip().splitlines() or ["no message"]
-        raise ApacheKafkaUnavailable(f"Maven could not fetch Apache Kafka: {said[0]}")
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as maven:
+        output = _await_maven(maven, say)
+    if maven.returncode != 0:
+        first_line = (output.strip() or "it gave no reason").splitlines()[0]
+        raise ApacheKafkaUnavailable(f"Maven could not fetch Apache Kafka: {first_line}")
+
+
+def _await_maven(maven: subprocess.Popen[str], say: Say) -> str:
+    """What it printed, once it has ended; with a reminder every few seconds."""
+    began = time.monotonic()
+    while True:
+        try:
+            return maven.communicate(timeout=REMIND_S)[0]
+        except subprocess.TimeoutExpired:
+            elapsed_s = time.monotonic() - began
+        if elapsed_s > FETCH_DEADLINE_S:
+            maven.kill()
+            raise ApacheKafkaUnavailable(f"Maven did not finish within {FETCH_DEADLINE_S} s")
+        say(f"still fetching, {elapsed_s:.0f} s")

@@ -11,9 +11,7 @@ FOLLOW_S = 0.2
 
 
 def log_path(state_dir: Path, name: str) -> Path:
-    path = state_dir / "logs" / f"{name}.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+    return state_dir / "logs" / f"{name}.log"
 
 
 def size(path: Path) -> int:

@@ -15,6 +15,7 @@ from connectors.stack.register import PartRecord, Register
 
 Say = Callable[[str], None]
 REMIND_S = 5.0
+DIED = "ended while it was starting"
 
 
 def silent(_: str) -> None:
@@ -52,6 +53,7 @@ class Part:
         flavour: str | None = None,
     ) -> None:
         """Spawn it and remember it. Raises PartFailed if the program cannot be run."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         offset = size(self.log)
         try:
             process = spawn(argv, self.log, env)
@@ -65,7 +67,8 @@ class Part:
         remind_at = began + REMIND_S
         while not (health := probe()).ok:
             now = time.monotonic()
-            self.check_alive()
+            if self.process is None:
+                raise self.failure(DIED)
             if now - began > deadline_s:
                 raise self.failure(f"not ready after {deadline_s:.0f} s: {health.detail}")
             if now > remind_at:
@@ -78,13 +81,8 @@ class Part:
     def await_settled(self, settle_s: float) -> None:
         """For a part that cannot be asked: it is started when it still runs after a while. Raises PartFailed."""
         if wait_until(lambda: self.process is None, settle_s):
-            raise self.failure("ended while it was starting")
+            raise self.failure(DIED)
         self.say("running")
-
-    def check_alive(self) -> None:
-        """Raises PartFailed if it has ended."""
-        if self.process is None:
-            raise self.failure("ended while it was starting")
 
     def failure(self, reason: str) -> PartFailed:
         """The error to raise for this part, with what it has logged since it was started."""

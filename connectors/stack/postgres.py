@@ -125,12 +125,11 @@ class PostgresServer:
         (self._data / "postmaster.pid").unlink(missing_ok=True)
 
     def _orphans(self) -> list[Process]:
-        """Server processes of this data folder: each of them has it as its working directory."""
-        return [
-            Process(found.pid, found.info["create_time"])
-            for found in psutil.process_iter(["cwd", "create_time", "status"])
-            if found.info["cwd"] == str(self._data) and found.info["status"] != psutil.STATUS_ZOMBIE
-        ]
+        """Server processes of this data folder: each has it as its working directory."""
+        found = psutil.process_iter(["name", "cwd", "create_time"])
+        mine = [one for one in found if (one.info["name"], one.info["cwd"]) == ("postgres", str(self._data))]
+        orphans = [Process(one.pid, one.info["create_time"]) for one in mine]
+        return [orphan for orphan in orphans if orphan.alive()]
 
     def _ensure_database(self) -> None:
         with psycopg.connect(local_dsn(self.port, "postgres"), autocommit=True) as connection:

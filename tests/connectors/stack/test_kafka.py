@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from connectors.stack import ApacheKafkaUnavailable, KafkaBroker, default_cache_dir
 from connectors.stack.kafka import BROKER_VARIABLE
 from connectors.stack.kafka_jars import find_java
+from connectors.stack.register import Register
 
 TOPIC = "kept"
 QUIET = {"log_level": 0}
@@ -49,7 +50,7 @@ def create_topic(broker: KafkaBroker) -> None:
 
 
 @pytest.mark.apache_kafka(reason="the fallback broker keeps records in memory only")
-def test_records_and_address_survive_a_stop_a_kill_and_a_move(broker: KafkaBroker) -> None:
+def test_records_and_address_survive_a_stop_a_kill_and_a_move(broker: KafkaBroker, tmp_path: Path) -> None:
     address = broker.bootstrap
     create_topic(broker)
     produce(broker, b"one")
@@ -59,8 +60,9 @@ def test_records_and_address_survive_a_stop_a_kill_and_a_move(broker: KafkaBroke
     produce(broker, b"two")
     broker.kill()
     assert broker.pid is None
-    # Its port is taken by somebody else meanwhile, so it comes back on another.
-    with socket.create_server(("127.0.0.1", broker.port)):
+    # Its ports are taken by somebody else meanwhile, so it comes back on others.
+    controller_port = Register(tmp_path).port("kafka-controller")
+    with socket.create_server(("127.0.0.1", broker.port)), socket.create_server(("127.0.0.1", controller_port)):
         broker.start()
         assert broker.bootstrap != address
         assert read(broker, 2) == [b"one", b"two"]
