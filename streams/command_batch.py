@@ -205,12 +205,18 @@ def _known(commands: Sequence[Any], jobs: Jobs, effects: Effects, *, state: str,
             effects.reject(command, JobUnknown(f"there is no job {command.job_id}", field="jobId"))
         elif job.state in (state, other):
             to_do.append(command)
-            effects.done([command])
+            effects.outcomes.append(_applied(command, job))
         elif job.state == "deleted" and not isinstance(command, DeleteJob):
             effects.reject(command, JobUnknown(f"job {command.job_id} was deleted", field="jobId"))
         else:
             effects.done([command], UNCHANGED)
     return to_do
+
+
+def _applied(command: Command, job: Job) -> Outcome:
+    """A trigger's outcome names its run, so that a repetition of the call can name it too."""
+    detail = str(triggered_run_id(command, job.partition)) if isinstance(command, TriggerJob) else None
+    return Outcome(command.command_id, APPLIED, detail)
 
 
 _Applier = Callable[[OwnerTransaction, Sequence[Any], Jobs, Effects], Coroutine[Any, Any, None]]

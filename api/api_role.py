@@ -1,0 +1,77 @@
+"""The API role: one process's life from its socket to its last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from api.app import Api, ApiSettings
+from ledger.connection import ledger_pool
+
+POOL_SIZE = 12
+STOP_GRACE_S = 10
+KEEP_ALIVE_S = 75
+BACKLOG = 2_048
+
+
+class ApiRole:
+    """Serves the API on one socket until told to stop.
+
+    port: 0 for a free one; `url` tells which. ready: set once the socket is answered.
+    """
+
+    def __init__(self, dsn: str, host: str, port: int, settings: ApiSettings) -> None:
+        """Raises OSError when the port is taken."""
+        self._dsn = dsn
+        self._settings = settings
+        self._host = host
+        self._socket = socket.create_server((host, port), backlog=BACKLOG)
+        self.ready = asyncio.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://{self._host}:{self._socket.getsockname()[1]}"
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop`; then answer who waits, finish what is under way, and return."""
+        with self._socket:
+            async with ledger_pool(self._dsn, size=POOL_SIZE, name="fencepost-api") as pool:
+                api = Api(pool, self._settings)
+                async with api.running():
+                    await self._serve(api, stop)
+
+    async def _serve(self, api: Api, stop: asyncio.Event) -> None:
+        config = uvicorn.Config(
+            api.app(),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=STOP_GRACE_S,
+        )
+        server = _EmbeddedServer(config)
+        serving = asyncio.create_task(server.serve(sockets=[self._socket]))
+        stopping = asyncio.create_task(stop.wait())
+        self.ready.set()
+        try:
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            api.leases.close()
+            server.should_exit = True
+            await serving
+
+
+class _EmbeddedServer(uvicorn.Server):
+    """uvicorn inside a loop whose signals belong to the composition root."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,160 @@
+"""The API: its parts wired together, and its routes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from api.auth import Authenticator
+from api.command_outcomes import CommandOutcomes
+from api.command_producer import CommandProducer
+from api.ended_attempts import EndedAttempts
+from api.endpoints import BATCH_BODY, RUN_BODY, SMALL_BODY, Endpoint, Handler
+from api.health import Health
+from api.history_client import HistoryClient
+from api.jobs import Jobs
+from api.leases import Leases
+from api.metrics import ApiMetrics
+from api.outcome_kinds import Complete, Fail, Heartbeat, Release
+from api.outcomes import Outcomes
+from api.problems import Problem
+from api.query import Queries
+from api.ready_hints import ReadyHints
+from api.ready_index import ReadyIndex
+from api.ready_poll import ReadyPoll
+from api.runs import Runs
+from ledger.connection import Pool
+from ledger.tokens import Role
+from schemas import http
+from schemas.codec import Codec
+
+PRODUCER: tuple[Role, ...] = ("producer",)
+WORKER: tuple[Role, ...] = ("worker",)
+OPERATOR: tuple[Role, ...] = ("operator",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings:
+    """What the composition root tells the API. history_url: None when there is no history service."""
+
+    partitions: int
+    bootstrap: str
+    commands_topic: str
+    ready_topic: str
+    codec: Codec
+    history_url: str | None = None
+    kafka_config: Mapping[str, Any] | None = None
+
+
+class Api:
+    """Everything behind the routes, for one ledger. Belongs to one event loop; `running` brings it to life."""
+
+    def __init__(self, pool: Pool, settings: ApiSettings) -> None:
+        bootstrap, codec, kafka = settings.bootstrap, settings.codec, settings.kafka_config
+        self.metrics = ApiMetrics()
+        self.index = ReadyIndex()
+        self.poll = ReadyPoll(pool, self.index, self.metrics)
+        self.hints = ReadyHints(bootstrap, settings.ready_topic, codec, self.index, self.metrics, kafka)
+        self.history = HistoryClient(settings.history_url)
+        self.producer = CommandProducer(bootstrap, settings.commands_topic, codec, kafka_config=kafka)
+        self.command_outcomes = CommandOutcomes(pool)
+        self.authenticator = Authenticator(pool)
+        self.leases = Leases(pool, self.index, self.poll, self.metrics)
+        ends = EndedAttempts(pool, self.history)
+        self.outcomes = [
+            (Outcomes(kind, pool, settings.partitions, ends, self.metrics), single, batch)
+            for kind, single, batch in (
+                (Complete(), http.Complete, http.CompleteBatch),
+                (Heartbeat(), http.Beat, http.BeatBatch),
+                (Fail(), http.Fail, http.FailBatch),
+                (Release(), http.Release, http.ReleaseBatch),
+            )
+        ]
+        self.jobs = Jobs(pool, self.producer, self.command_outcomes)
+        self.runs = Runs(pool, self.history)
+        self.queries = Queries(self.history)
+        self.health = Health(pool, self.producer, self.history, self.index, self.metrics)
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        return Starlette(routes=list(self._routes()), exception_handlers={HTTPException: _http_problem})
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Reads hints, polls and watches outcomes inside; on the way out everything under way is finished first."""
+        self.hints.start()
+        tasks = [asyncio.create_task(self.poll.run()), asyncio.create_task(self.command_outcomes.run())]
+        try:
+            yield
+        finally:
+            self.leases.close()
+            await self.leases.drain()
+            for outcomes, _, _ in self.outcomes:
+                await outcomes.drain()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(self.hints.stop(), self.producer.stop(), self.history.close())
+
+    def _routes(self) -> Iterator[Route]:
+        """The busiest first: the router tries them in order."""
+        yield self._post("/v1/queues/{queue}/lease", self.leases.lease, http.LeaseRequest, WORKER, limit=SMALL_BODY)
+        for outcomes, single, batch in self.outcomes:
+            yield self._post(f"/v1/runs/{outcomes.name}", outcomes.batch, batch, WORKER, limit=BATCH_BODY)
+            yield self._post(f"/v1/runs/{{id}}/{outcomes.name}", outcomes.single, single, WORKER)
+        yield self._post("/v1/jobs", self.jobs.create, http.NewJob, PRODUCER)
+        yield self._get("/v1/jobs/{id}", self.jobs.show, (*PRODUCER, *OPERATOR))
+        yield self._route("DELETE", "/v1/jobs/{id}", self.jobs.delete, http.NoBody, (*PRODUCER, *OPERATOR))
+        for verb, handler in (("pause", self.jobs.pause), ("resume", self.jobs.resume)):
+            yield self._post(f"/v1/jobs/{{id}}/{verb}", handler, http.NoBody, (*PRODUCER, *OPERATOR))
+        yield self._post("/v1/jobs/{id}/trigger", self.jobs.trigger, http.Trigger, (*PRODUCER, *OPERATOR))
+        yield self._get("/v1/runs/{id}", self.runs.show, (*PRODUCER, *WORKER, *OPERATOR))
+        yield self._post("/v1/query", self.queries.query, http.Query, OPERATOR)
+        yield Route("/healthz", self.health.healthz, methods=["GET"])
+        yield Route("/readyz", self.health.readyz, methods=["GET"])
+        yield Route("/metrics", self.health.metrics, methods=["GET"])
+
+    def _get(self, path: str, handler: Handler[http.NoBody], roles: Collection[Role]) -> Route:
+        return self._route("GET", path, handler, http.NoBody, roles)
+
+    def _post(
+        self, path: str, handler: Handler[Any], body: type[http.Request], roles: Collection[Role], limit: int = RUN_BODY
+    ) -> Route:
+        return self._route("POST", path, handler, body, roles, limit)
+
+    def _route(
+        self,
+        method: str,
+        path: str,
+        handler: Handler[Any],
+        body: type[http.Request],
+        roles: Collection[Role],
+        limit: int = RUN_BODY,
+    ) -> Route:
+        endpoint = Endpoint(
+            f"{method} {path}",
+            handler,
+            body,
+            roles=roles,
+            authenticator=self.authenticator,
+            metrics=self.metrics,
+            body_limit=limit,
+        )
+        return Route(path, endpoint, methods=[method])
+
+
+async def _http_problem(_: Request, error: Exception) -> Response:
+    """The router's own errors, 404 and 405, as problem documents."""
+    assert isinstance(error, HTTPException)
+    problem = Problem(error.status_code, f"{error.detail}")
+    headers = {name.decode(): value.decode() for name, value in problem.all_headers()} | dict(error.headers or {})
+    return Response(problem.body(), error.status_code, headers)

@@ -1,0 +1,79 @@
+"""Who calls: bearer tokens, looked up in the ledger by their hash and remembered for a few seconds."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+
+from api.problems import Problem
+from ledger.connection import Pool, session
+from ledger.tokens import Identity, Role, find_token, token_hash
+
+TTL_S = 5.0  # a revoked token works at most this long
+MOST_KNOWN = 10_000
+MOST_UNKNOWN = 1_000
+
+Remembered = OrderedDict[bytes, tuple[float, Identity | None]]
+
+
+class Authenticator:
+    """Tells whom a token speaks for. Tokens are remembered by their hash, known and unknown ones apart, so that a
+    flood of wrong tokens cannot push out right ones."""
+
+    def __init__(self, pool: Pool, *, ttl_s: float = TTL_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pool = pool
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._known: Remembered = OrderedDict()
+        self._unknown: Remembered = OrderedDict()
+
+    async def identify(self, authorization: bytes | None) -> Identity:
+        """The identity behind an Authorization header. Raises Problem 401, or LedgerUnavailable.
+
+        Every token costs one hash and, at most every few seconds, one look-up by it: nothing in the time it takes
+        depends on how much of a secret was right.
+        """
+        token = _bearer(authorization)
+        if token is None:
+            raise _unauthorized("send Authorization: Bearer <token>")
+        digest = token_hash(token)
+        found = self._known.get(digest) or self._unknown.get(digest)
+        if found is None or found[0] <= self._clock():
+            async with session(self._pool) as conn:
+                found = self._remember(digest, await find_token(conn, token))
+        if found[1] is None:
+            raise _unauthorized("the token is unknown or revoked")
+        return found[1]
+
+    def _remember(self, digest: bytes, identity: Identity | None) -> tuple[float, Identity | None]:
+        self._known.pop(digest, None)
+        self._unknown.pop(digest, None)
+        memory, most = (self._known, MOST_KNOWN) if identity else (self._unknown, MOST_UNKNOWN)
+        entry = memory[digest] = (self._clock() + self._ttl_s, identity)
+        if len(memory) > most:
+            memory.popitem(last=False)
+        return entry
+
+
+def require_role(identity: Identity, roles: Collection[Role]) -> None:
+    """Raises Problem 403 unless the token has one of the roles; admin has them all."""
+    if identity.role not in roles and identity.role != "admin":
+        raise Problem(403, f"a {identity.role} token may not do this; it takes {' or '.join(sorted(roles))}")
+
+
+def require_queue(identity: Identity, queue: str) -> None:
+    """Raises Problem 403 unless the token may use the queue."""
+    if identity.queues is not None and queue not in identity.queues:
+        raise Problem(403, f"the token is not scoped to queue {queue}", field="queue")
+
+
+def _bearer(authorization: bytes | None) -> str | None:
+    scheme, _, token = (authorization or b"").partition(b" ")
+    if scheme.lower() != b"bearer":
+        return None
+    return token.strip().decode("latin-1") or None
+
+
+def _unauthorized(detail: str) -> Problem:
+    return Problem(401, detail, headers=[(b"www-authenticate", b"Bearer")])

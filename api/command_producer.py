@@ -1,0 +1,98 @@
+"""Commands of HTTP callers go through Kafka like anybody else's; the caller waits for the broker's ack."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from schemas.codec import Codec
+from schemas.commands import Command, encode_command
+from schemas.errors import KafkaUnavailable
+
+log = logging.getLogger(__name__)
+
+
+class CommandProducer:
+    """Writes single commands, keyed by job id, with the Java client's partitioner. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        codec: Codec,
+        *,
+        ack_within_s: float = 3.0,
+        kafka_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._topic, self._codec, self._ack_within_s = topic, codec, ack_within_s
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "acks": "all",
+                "enable.idempotence": True,
+                "partitioner": "murmur2_random",
+                "linger.ms": 1,
+                "message.timeout.ms": int(ack_within_s * 1000),
+                **(kafka_config or {}),
+            },
+            logger=log,
+        )
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._serve_acks, name="command-acks", daemon=True)
+        self._thread.start()
+
+    async def send(self, command: Command) -> None:
+        """Return once the broker has the command for good.
+
+        Raises KafkaUnavailable: then it may or may not have it, and the same command id may be sent again.
+        """
+        loop = asyncio.get_running_loop()
+        acked: asyncio.Future[None] = loop.create_future()
+
+        def on_delivery(error: KafkaError | None, _: Message) -> None:
+            loop.call_soon_threadsafe(_settle, acked, error)
+
+        try:
+            self._producer.produce(
+                self._topic,
+                encode_command(self._codec, command),
+                key=str(command.job_id).encode(),
+                on_delivery=on_delivery,
+            )
+            await asyncio.wait_for(acked, self._ack_within_s + 1.0)
+        except TimeoutError as error:
+            raise KafkaUnavailable("Kafka did not take the command in time") from error
+        except (BufferError, KafkaException) as error:
+            raise KafkaUnavailable(f"Kafka did not take the command: {error}") from error
+
+    def reachable(self, timeout_s: float) -> bool:
+        """Whether a broker knows the commands topic. Blocks: call it from a thread."""
+        try:
+            topic = self._producer.list_topics(self._topic, timeout=timeout_s).topics[self._topic]
+        except KafkaException:
+            return False
+        return topic.error is None
+
+    async def stop(self) -> None:
+        """Wait for the acks that are due."""
+        await asyncio.to_thread(self._producer.flush, self._ack_within_s)
+        self._stopping.set()
+        await asyncio.to_thread(self._thread.join)
+
+    def _serve_acks(self) -> None:
+        while not self._stopping.is_set():
+            self._producer.poll(0.1)
+
+
+def _settle(acked: asyncio.Future[None], error: KafkaError | None) -> None:
+    if acked.done():
+        return
+    if error is None:
+        acked.set_result(None)
+    else:
+        acked.set_exception(KafkaException(error))

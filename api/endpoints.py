@@ -1,0 +1,170 @@
+"""From ASGI to a handler and back: token, body, answer, problem, metrics. One way for every route.
+
+Handlers get a `Call` and return a struct (200), or a `Reply` for another status. They raise Problem or errors of ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+from starlette.types import Receive, Scope, Send
+
+from api.auth import Authenticator, require_role
+from api.metrics import ApiMetrics
+from api.problems import Headers, Problem, not_found, problem_of
+from ledger.tokens import Identity, Role
+from schemas.http import NoBody, Request, encode
+
+log = logging.getLogger(__name__)
+
+B = TypeVar("B", bound=Request)
+
+KIB = 1024
+SMALL_BODY = 16 * KIB
+# Room for what is too long by its own rule, so that it is told by its field (422) instead of by its size (413).
+RUN_BODY = 1024 * KIB
+BATCH_BODY = 16 * 1024 * KIB
+
+
+@dataclass(slots=True)
+class Call(Generic[B]):
+    """A request that is known to be well-formed and allowed by role."""
+
+    identity: Identity
+    body: B
+    path: MutableMapping[str, str]
+    headers: dict[bytes, bytes]
+    receive: Receive  # after the body: returns when the client has hung up
+
+    def id(self, what: str) -> UUID:
+        """The {id} of the path. Raises Problem 404: what is no id names nothing."""
+        text = self.path["id"]
+        try:
+            parsed = UUID(text)
+        except ValueError:
+            raise not_found(what) from None
+        if str(parsed) != text.lower():
+            raise not_found(what)
+        return parsed
+
+
+@dataclass(slots=True)
+class Reply:
+    """An answer that is not just 200 and a struct."""
+
+    body: Struct | bytes
+    status: int = 200
+    headers: Headers = field(default_factory=list)
+
+
+Handler = Callable[[Call[B]], Awaitable[Struct | Reply]]
+
+
+class Endpoint(Generic[B]):
+    """An ASGI application for one route and method."""
+
+    def __init__(
+        self,
+        name: str,
+        handler: Handler[B],
+        body: type[B],
+        *,
+        roles: Collection[Role],
+        authenticator: Authenticator,
+        metrics: ApiMetrics,
+        body_limit: int = RUN_BODY,
+    ) -> None:
+        self.__name__ = name
+        self._handler = handler
+        self._decode = msgspec.json.Decoder(body).decode
+        self._empty = b"{}" if body is NoBody or not msgspec.structs.fields(body)[0].required else None
+        self._roles = frozenset(roles)
+        self._authenticator = authenticator
+        self._body_limit = body_limit
+        self._requests = metrics.requests
+        self._request_ms = metrics.request_ms.labels(name)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.perf_counter()
+        try:
+            answer = await self._answer(scope, receive)
+        except Exception as error:
+            answer = _problem_reply(error)
+        reply = answer if isinstance(answer, Reply) else Reply(answer)
+        await send_reply(send, reply)
+        self._request_ms.observe((time.perf_counter() - began) * 1000)
+        self._requests.labels(self.__name__, reply.status).inc()
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Struct | Reply:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        identity = await self._authenticator.identify(headers.get(b"authorization"))
+        require_role(identity, self._roles)
+        wire = await read_body(receive, headers, self._body_limit)
+        if not wire and self._empty is not None:
+            wire = self._empty
+        body = self._decode(wire)
+        return await self._handler(Call(identity, body, scope["path_params"], headers, receive))
+
+
+async def read_body(receive: Receive, headers: dict[bytes, bytes], limit: int) -> bytes:
+    """The whole body. Raises Problem 413 or 415."""
+    kind = headers.get(b"content-type")
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if message.get("more_body"):
+        body = await _read_on(receive, body, limit)
+    if len(body) > limit:
+        raise _too_large(limit)
+    if body and kind is not None and not _is_json(kind):
+        raise Problem(415, f"the body must be application/json, not {kind.decode('latin-1')}")
+    return body
+
+
+async def _read_on(receive: Receive, start: bytes, limit: int) -> bytes:
+    parts, size = [start], len(start)
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Problem(400, "the body was cut off")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise _too_large(limit)
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem(413, f"the body is larger than {limit} bytes", headers=[(b"connection", b"close")])
+
+
+def _is_json(content_type: bytes) -> bool:
+    kind = content_type.partition(b";")[0].strip().lower()
+    return kind == b"application/json" or kind.endswith(b"+json")
+
+
+async def send_reply(send: Send, reply: Reply) -> None:
+    body = reply.body if isinstance(reply.body, bytes) else encode(reply.body)
+    headers = [(b"content-length", str(len(body)).encode()), *reply.headers]
+    if not any(name == b"content-type" for name, _ in headers):
+        headers.append((b"content-type", b"application/json"))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _problem_reply(error: Exception) -> Reply:
+    problem = problem_of(error)
+    if problem is None:
+        log.error("a call failed in a way that nobody foresaw", exc_info=error)
+        problem = Problem(500, "the server failed; its log tells why")
+    return Reply(problem.body(), problem.status, problem.all_headers())

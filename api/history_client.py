@@ -1,0 +1,94 @@
+"""The history service as the API sees it: on loopback, behind the projector, and away now and then."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import httpx
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from schemas.errors import TryAgain
+
+# A query may take 10 s and wait 2 s for its turn; a look at one run must not hold up its caller.
+QUERY_TIMEOUT_S = 15.0
+RUN_TIMEOUT_S = 1.0
+
+
+class HistoryAway(TryAgain):
+    """The history service did not answer, or says that it cannot now."""
+
+
+class KnownRun(Struct, rename="camel", kw_only=True):
+    """The latest event of a run that the history has folded."""
+
+    run_id: UUID
+    job_id: UUID
+    tenant: str
+    queue: str
+    lane: str
+    state: str  # scheduled, held, leased, retrying, completed, dead, cancelled, skipped
+    version: int
+    attempt: int | None = None
+    lease_token: int | None = None
+    scheduled_for: datetime | None = None
+    due_at: datetime | None = None
+    worker_id: str | None = None
+    reason: str | None = None
+    result: Raw | UnsetType = UNSET
+
+
+class QueryReply(Struct):
+    """An answer of the history to pass on as it is."""
+
+    status: int
+    body: bytes
+    content_type: bytes
+    retry_after: bytes | None
+
+
+class HistoryClient:
+    """url: None when there is no history service; then it is away."""
+
+    def __init__(self, url: str | None) -> None:
+        self._http = httpx.AsyncClient(base_url=url, timeout=RUN_TIMEOUT_S, trust_env=False) if url else None
+
+    async def run(self, run_id: UUID) -> KnownRun | None:
+        """What the history knows of a run; None when it has not heard of it. Raises HistoryAway."""
+        response = await self._call("GET", f"/runs/{run_id}", RUN_TIMEOUT_S)
+        if response.status_code == 404:
+            return None
+        if response.status_code != 200:
+            raise HistoryAway(f"the history answered {response.status_code}")
+        return msgspec.json.decode(response.content, type=KnownRun)
+
+    async def query(self, tenant: str, sql: str, limit: int) -> QueryReply:
+        """The history's own answer to a query, confined to the tenant. Raises HistoryAway."""
+        body = {"tenant": tenant, "sql": sql, "limit": limit}
+        response = await self._call("POST", "/query", QUERY_TIMEOUT_S, json=body)
+        if response.status_code not in (200, 422, 503):
+            raise HistoryAway(f"the history answered {response.status_code}")
+        headers = response.headers
+        retry_after = headers.get("retry-after")
+        content_type = headers.get("content-type", "application/json").encode()
+        return QueryReply(response.status_code, response.content, content_type, retry_after and retry_after.encode())
+
+    async def reachable(self, timeout_s: float) -> bool:
+        try:
+            return (await self._call("GET", "/healthz", timeout_s)).status_code == 200
+        except HistoryAway:
+            return False
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.aclose()
+
+    async def _call(self, method: str, path: str, timeout_s: float, **options: Any) -> httpx.Response:
+        if self._http is None:
+            raise HistoryAway("there is no history service")
+        try:
+            return await self._http.request(method, path, timeout=timeout_s, **options)
+        except httpx.HTTPError as error:
+            raise HistoryAway(f"the history did not answer: {type(error).__name__}") from error

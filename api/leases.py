@@ -1,0 +1,263 @@
+"""The lease endpoint: a long-poll that is answered as soon as one run is leased.
+
+One path: ids from the ready index, leased by primary key in a group-committed transaction. A client that hangs up
+leaves no lease behind, and a repeated request id gets the same runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from api.auth import require_queue
+from api.endpoints import Call
+from api.group_commit import GroupCommit, Pending
+from api.metrics import ApiMetrics
+from api.problems import Problem
+from api.ready_index import Queue, ReadyIndex, ReadyRun, Waiter
+from api.ready_poll import ReadyPoll
+from ledger.connection import Pool, session
+from ledger.fence import api_transaction
+from ledger.leases import (
+    HeldLease,
+    LeaseAsk,
+    LeasedRun,
+    lease_runs,
+    recall_leases,
+    release_runs,
+    remember_leases,
+)
+from schemas import http
+from schemas.commands import LANES
+from schemas.errors import FencepostError, TryAgain
+from schemas.ids import idempotent_id
+
+log = logging.getLogger(__name__)
+
+# Even a call that will not wait lets the ledger be looked into: a queue without hints would seem empty for ever.
+LOOK_S = 0.05
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """Runs that one lease call popped and wants leased. remember_as: None without a request id."""
+
+    asks: Sequence[LeaseAsk]
+    remember_as: UUID | None
+
+    def run_ids(self) -> Sequence[UUID]:
+        return [ask.run_id for ask in self.asks]
+
+
+Watch = asyncio.Future[Any]  # done when the client has hung up
+
+
+class HungUp(Exception):
+    """The client is gone: nobody waits for an answer."""
+
+
+class Asked(NamedTuple):
+    """A lease call. until: on the monotonic clock."""
+
+    queue: Queue
+    body: http.LeaseRequest
+    until: float
+    remember_as: UUID | None
+
+
+class Leases:
+    """Belongs to one event loop. close() answers everybody who waits with nothing, so that the process may stop."""
+
+    def __init__(self, pool: Pool, index: ReadyIndex, poll: ReadyPoll, metrics: ApiMetrics) -> None:
+        self._pool = pool
+        self._index = index
+        self._poll = poll
+        self._metrics = metrics
+        self._claims: GroupCommit[Claim, LeasedRun] = GroupCommit(
+            self._lease, observe=metrics.commit_batch_runs.labels("lease").observe
+        )
+        self._answering: dict[UUID, asyncio.Future[None]] = {}
+        self._waiting: set[Callable[[], None]] | None = set()  # None once closed
+        self._lease_counts = [metrics.leases.labels(lane) for lane in LANES]
+
+    async def lease(self, call: Call[http.LeaseRequest]) -> http.Leased:
+        """POST /v1/queues/{queue}/lease."""
+        name = call.path["queue"]
+        require_queue(call.identity, name)
+        queue, body = (call.identity.tenant, name), call.body
+        until = time.monotonic() + max(LOOK_S, body.wait_seconds)
+        remember_as = body.request_id and idempotent_id(queue[0], f"lease {name} {body.request_id}")
+        asked = Asked(queue, body, until, remember_as)
+        hung_up = asyncio.ensure_future(call.receive())
+        try:
+            runs = await self._once_at_a_time(asked, hung_up)
+        except HungUp:
+            raise Problem(400, "the client has hung up") from None
+        finally:
+            hung_up.cancel()
+        self._metrics.lease_batch_runs.observe(len(runs))
+        return http.Leased([_answer(run, name) for run in runs])
+
+    def close(self) -> None:
+        waiting, self._waiting = self._waiting or set(), None
+        for wake in waiting:
+            wake()
+
+    async def drain(self) -> None:
+        await self._claims.drain()
+
+    async def _once_at_a_time(self, asked: Asked, hung_up: Watch) -> Sequence[LeasedRun]:
+        """A repeated call must see what became of the first, which may not know yet that its client is gone."""
+        if asked.remember_as is None:
+            return await self._poll_until(asked, hung_up)
+        while earlier := self._answering.get(asked.remember_as):
+            await asyncio.wait({earlier, hung_up}, return_when=asyncio.FIRST_COMPLETED)
+            if hung_up.done():
+                raise HungUp
+        mine = self._answering[asked.remember_as] = asyncio.get_running_loop().create_future()
+        try:
+            async with session(self._pool) as conn:
+                recalled = await recall_leases(conn, asked.remember_as)
+            return recalled or await self._poll_until(asked, hung_up)
+        finally:
+            del self._answering[asked.remember_as]
+            mine.set_result(None)
+
+    async def _poll_until(self, asked: Asked, hung_up: Watch) -> Sequence[LeasedRun]:
+        """Leases of at least one run, or nothing once the wait is over. Raises HungUp with no lease left behind."""
+        while True:
+            popped = self._index.pop(asked.queue, asked.body.max) or await self._wait(asked, hung_up)
+            if not popped:
+                return []
+            if leased := await self._claim(asked, popped, hung_up):
+                return leased
+
+    async def _wait(self, asked: Asked, hung_up: Watch) -> list[ReadyRun]:
+        """The next due runs of the queue; none when the time is up or the process stops. Raises HungUp."""
+        loop = asyncio.get_running_loop()
+        left_s = asked.until - time.monotonic()
+        if left_s <= 0 or self._waiting is None:
+            return []
+        woken: asyncio.Future[None] = loop.create_future()
+
+        def wake(_: object = None) -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        waiter = Waiter(asked.queue, asked.body.max, wake)
+        timer = loop.call_later(left_s, wake)
+        hung_up.add_done_callback(wake)
+        self._enter(waiter)
+        try:
+            await woken
+            if hung_up.done():
+                raise HungUp
+            return waiter.take()
+        finally:
+            timer.cancel()
+            hung_up.remove_done_callback(wake)
+            self._leave(waiter)
+
+    def _enter(self, waiter: Waiter) -> None:
+        assert self._waiting is not None
+        self._waiting.add(waiter.wake)
+        self._index.wait(waiter)
+        self._poll.waiter_arrived()
+        self._metrics.long_polls_waiting.inc()
+
+    def _leave(self, waiter: Waiter) -> None:
+        if self._waiting is not None:
+            self._waiting.discard(waiter.wake)
+        self._index.leave(waiter)
+        self._metrics.long_polls_waiting.dec()
+
+    async def _claim(self, asked: Asked, popped: Sequence[ReadyRun], hung_up: Watch) -> Sequence[LeasedRun]:
+        """Lease what was popped. When the client hangs up meanwhile, nothing of it stays leased or gets lost."""
+        body = asked.body
+        asks = [LeaseAsk(run.run_id, run.epoch, body.worker_id, body.visibility_seconds) for run in popped]
+        pending = self._claims.submit(Claim(asks, asked.remember_as))
+        try:
+            await asyncio.wait({pending.done, hung_up}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._undo(asked.queue, popped, pending))
+            raise
+        if hung_up.done():
+            await self._undo(asked.queue, popped, pending)
+            raise HungUp
+        leased = await self._settle(asked.queue, popped, pending)
+        self._count(popped, leased, body.visibility_seconds)
+        return leased
+
+    async def _settle(
+        self, queue: Queue, popped: Sequence[ReadyRun], pending: Pending[Claim, LeasedRun]
+    ) -> list[LeasedRun]:
+        """The call's own leases, in the order the runs were due. Raises LedgerUnavailable."""
+        try:
+            leased = await pending.done
+        except TryAgain:
+            self._index.put_back(queue, popped)
+            raise
+        return [leased[run.run_id] for run in popped if run.run_id in leased]
+
+    async def _undo(self, queue: Queue, popped: Sequence[ReadyRun], pending: Pending[Claim, LeasedRun]) -> None:
+        """As if the call had never been: what it leased is released, what it popped is in the index again."""
+        if self._claims.withdraw(pending):
+            self._index.put_back(queue, popped)
+            return
+        try:
+            leased = await self._settle(queue, popped, pending)
+            if leased:
+                await self._give_back(leased)
+        except FencepostError as error:
+            log.warning("leases of a client that hung up stay until they expire: %s", error)
+            return
+        returned = {run.run_id for run in leased}
+        self._index.put_back(queue, [run for run in popped if run.run_id in returned])
+
+    async def _give_back(self, leased: Sequence[LeasedRun]) -> None:
+        async with api_transaction(self._pool, [run.run_id for run in leased]) as conn:
+            await release_runs(conn, [HeldLease(run.run_id, run.lease_token) for run in leased])
+        self._metrics.leases_given_back.inc(len(leased))
+
+    async def _lease(self, claims: Sequence[Claim]) -> Mapping[UUID, LeasedRun]:
+        """One transaction: the leases, and for each request id what it got."""
+        asks = [ask for claim in claims for ask in claim.asks]
+        async with api_transaction(self._pool, [ask.run_id for ask in asks]) as conn:
+            leased = {run.run_id: run for run in await lease_runs(conn, asks)}
+            for claim in claims:
+                own = [leased[ask.run_id] for ask in claim.asks if ask.run_id in leased]
+                if claim.remember_as is not None and own:
+                    await remember_leases(conn, claim.remember_as, own)
+        return leased
+
+    def _count(self, popped: Sequence[ReadyRun], leased: Sequence[LeasedRun], visibility_s: float) -> None:
+        self._metrics.wasted_claims.inc(len(popped) - len(leased))
+        if not leased:
+            return
+        leased_at = leased[0].lease_expires_at - timedelta(seconds=visibility_s)
+        for run in leased:
+            self._metrics.lateness_ms.observe((leased_at - run.due_at).total_seconds() * 1000)
+        lanes = Counter(run.lane for run in popped)
+        for lane, count in lanes.items():
+            self._lease_counts[lane].inc(count)
+
+
+def _answer(run: LeasedRun, queue: str) -> http.LeasedRun:
+    return http.LeasedRun(
+        run.run_id,
+        run.job_id,
+        run.attempt,
+        run.lease_token,
+        run.lease_expires_at,
+        run.scheduled_for,
+        run.due_at,
+        queue,
+        http.json_raw(run.payload),
+    )

@@ -1,0 +1,137 @@
+"""Everything the API measures, in one list: name, unit in the name, what it means."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+_FAST_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000)
+_LATENESS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 15_000, 60_000, 600_000)
+_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
+
+
+class Measure(NamedTuple):
+    """One metric. The unit is the end of its name; a count has none."""
+
+    name: str
+    kind: Literal["counter", "gauge", "distribution"]
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+
+
+MEASURES = (
+    Measure("requests", "counter", "Answers, by route and status.", ("route", "status")),
+    Measure(
+        "request_ms", "distribution", "How long an answer took, waiting in a long-poll included.", ("route",), _FAST_MS
+    ),
+    Measure("leases", "counter", "Leases given.", ("lane",)),
+    Measure("lease_batch_runs", "distribution", "Runs in the answer of one lease call.", (), _COUNTS),
+    Measure("leases_given_back", "counter", "Leases released because their client had hung up."),
+    Measure("wasted_claims", "counter", "Ids from the ready index that could not be leased."),
+    Measure("lateness_ms", "distribution", "From a run's due time to its lease.", (), _LATENESS_MS),
+    Measure("hint_lag_ms", "distribution", "From the owner's hint to the ready index.", (), _FAST_MS),
+    Measure("hints", "counter", "Run ids told by hints."),
+    Measure("undecodable_hints", "counter", "Records of the ready topic that are no hints."),
+    Measure("ready_polls", "counter", "Looks into the ledger for due runs that no hint told."),
+    Measure("polled_runs", "counter", "Due runs that those looks found and the index did not know."),
+    Measure("long_polls_waiting", "gauge", "Lease calls that wait for a run."),
+    Measure("ready_index_runs", "gauge", "Run ids in the ready index."),
+    Measure("ready_index_dropped", "counter", "Run ids that did not fit into the ready index."),
+    Measure(
+        "commit_batch_runs", "distribution", "Runs that one group-committed transaction wrote.", ("kind",), _COUNTS
+    ),
+)
+
+
+class Distribution:
+    """A histogram that a hot loop can afford: one bisection an observation, no lock, one event loop only."""
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Prometheus's cumulative form."""
+        so_far, cumulative = 0, []
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self.counts, strict=True):
+            so_far += count
+            cumulative.append((bound, float(so_far)))
+        return cumulative
+
+
+class Distributions(Collector):
+    """All distributions of one measure, one for each label value."""
+
+    def __init__(self, measure: Measure) -> None:
+        self._measure = measure
+        self._children: dict[tuple[str, ...], Distribution] = {}
+
+    def labels(self, *values: str) -> Distribution:
+        child = self._children.get(values)
+        if child is None:
+            child = self._children[values] = Distribution(self._measure.bounds)
+        return child
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(
+            f"fencepost_api_{self._measure.name}", self._measure.help, labels=self._measure.labels
+        )
+        for values, child in list(self._children.items()):
+            family.add_metric(values, child.buckets(), child.total)
+        yield family
+
+
+class ApiMetrics:
+    """The metrics of one API process, each an attribute under its own name."""
+
+    requests: Counter
+    request_ms: Distributions
+    leases: Counter
+    lease_batch_runs: Distribution
+    leases_given_back: Counter
+    wasted_claims: Counter
+    lateness_ms: Distribution
+    hint_lag_ms: Distribution
+    hints: Counter
+    undecodable_hints: Counter
+    ready_polls: Counter
+    polled_runs: Counter
+    long_polls_waiting: Gauge
+    ready_index_runs: Gauge
+    ready_index_dropped: Counter
+    commit_batch_runs: Distributions
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        for measure in MEASURES:
+            setattr(self, measure.name, self._build(measure))
+
+    def _build(self, measure: Measure) -> object:
+        if measure.kind == "distribution":
+            distributions = Distributions(measure)
+            self._registry.register(distributions)
+            return distributions if measure.labels else distributions.labels()
+        kind = Counter if measure.kind == "counter" else Gauge
+        return kind(f"fencepost_api_{measure.name}", measure.help, measure.labels, registry=self._registry)
+
+    def text(self) -> bytes:
+        """Prometheus's text format."""
+        return generate_latest(self._registry)
+
+
+def observe_all(distribution: Distribution, values: Iterable[float]) -> None:
+    for value in values:
+        distribution.observe(value)

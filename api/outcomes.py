@@ -1,0 +1,131 @@
+"""The endpoints of outcomes: heartbeat, complete, fail and release, each for a single run and for a batch.
+
+All of one kind that arrive together are written in one transaction. The hot path touches the ledger once; a run whose
+lease is not there takes the miss path of ended_attempts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from msgspec import Struct
+
+from api.ended_attempts import HISTORY_CATCHES_UP_S, EndedAttempts
+from api.endpoints import Call
+from api.group_commit import GroupCommit
+from api.metrics import ApiMetrics
+from api.outcome_kinds import Ask, Kind, caller_of
+from api.problems import Problem, invalid, not_found, problem_of
+from ledger.connection import Pool
+from ledger.fence import api_transaction
+from ledger.tokens import Identity
+from schemas import http
+from schemas.ids import partition_of_run
+
+A = TypeVar("A", bound=Ask)
+R = TypeVar("R")
+
+
+@dataclass(slots=True, eq=False)
+class Asks(Generic[A]):
+    """The asks of one call."""
+
+    asks: Sequence[A]
+
+    def run_ids(self) -> Sequence[UUID]:
+        return [ask.run_id for ask in self.asks]
+
+
+class Outcomes(Generic[A, R]):
+    """Both endpoints of one kind. partitions: a run id of another partition is no run of this ledger."""
+
+    def __init__(
+        self, kind: Kind[Any, A, R], pool: Pool, partitions: int, ends: EndedAttempts, metrics: ApiMetrics
+    ) -> None:
+        self.name = kind.name
+        self._kind = kind
+        self._pool = pool
+        self._partitions = partitions
+        self._ends = ends
+        self._group: GroupCommit[Asks[A], R] = GroupCommit(
+            self._write, observe=metrics.commit_batch_runs.labels(kind.name).observe
+        )
+
+    async def single(self, call: Call[Any]) -> Struct:
+        """POST /v1/runs/{id}/<kind>."""
+        run_id = call.id("run")
+        if not self._is_ours(run_id):
+            raise not_found("run")
+        ask = self._kind.ask(run_id, call.body, caller_of(call.identity))
+        came = (await self._group.write(Asks([ask]))).get(run_id)
+        if came is None:
+            came = await self._kind.explain_miss(self._ends, call.identity, ask, _history_deadline())
+        return self._kind.single(came)
+
+    async def batch(self, call: Call[Any]) -> http.BatchAnswer:
+        """POST /v1/runs/<kind>: the answers in the order of the runs."""
+        asks = self._asks(call)
+        came = await self._group.write(Asks(asks)) if asks else {}
+        misses = [ask for ask in asks if ask.run_id not in came]
+        missed = await self._explain_misses(call.identity, misses) if misses else {}
+        item = self._kind.item
+        return http.BatchAnswer(
+            [
+                item(run.run_id, came[run.run_id]) if run.run_id in came else missed.get(run.run_id, _lost(run.run_id))
+                for run in call.body.runs
+            ]
+        )
+
+    async def drain(self) -> None:
+        await self._group.drain()
+
+    def _is_ours(self, run_id: UUID) -> bool:
+        return partition_of_run(run_id) < self._partitions
+
+    def _asks(self, call: Call[Any]) -> list[A]:
+        """The asks about runs that can exist. Raises Problem 422 naming the item's field."""
+        caller, asks, seen = caller_of(call.identity), [], set[UUID]()
+        for position, run in enumerate(call.body.runs):
+            if run.run_id in seen:
+                raise invalid(f"runs.{position}.runId", "the run is there twice")
+            seen.add(run.run_id)
+            if not self._is_ours(run.run_id):
+                continue
+            try:
+                asks.append(self._kind.ask(run.run_id, run, caller))
+            except Problem as problem:
+                raise invalid(f"runs.{position}.{problem.field}", problem.detail) from None
+        return asks
+
+    async def _write(self, calls: Sequence[Asks[A]]) -> Mapping[UUID, R]:
+        asks = [ask for call in calls for ask in call.asks]
+        async with api_transaction(self._pool, [ask.run_id for ask in asks]) as conn:
+            return await self._kind.write(conn, asks)
+
+    async def _explain_misses(self, identity: Identity, misses: Sequence[A]) -> dict[UUID, http.RunAnswer]:
+        until = _history_deadline()
+        answers = await asyncio.gather(*(self._explain(identity, ask, until) for ask in misses))
+        return {answer.run_id: answer for answer in answers}
+
+    async def _explain(self, identity: Identity, ask: A, until: float) -> http.RunAnswer:
+        try:
+            came = await self._kind.explain_miss(self._ends, identity, ask, until)
+        except Exception as error:
+            problem = problem_of(error)
+            if problem is None:
+                raise
+            return _lost(ask.run_id, problem.detail, 503 if problem.status == 503 else 409)
+        return self._kind.item(ask.run_id, came)
+
+
+def _history_deadline() -> float:
+    return time.monotonic() + HISTORY_CATCHES_UP_S
+
+
+def _lost(run_id: UUID, detail: str = "no such run", status: int = 409) -> http.RunAnswer:
+    return http.RunAnswer(run_id=run_id, status=status, detail=detail)

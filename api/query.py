@@ -1,0 +1,23 @@
+"""POST /v1/query: the history service answers, confined to the caller's tenant; the API only checks who asks."""
+
+from __future__ import annotations
+
+from api.endpoints import Call, Reply
+from api.history_client import HistoryClient
+from api.problems import Problem
+from schemas import http
+
+
+class Queries:
+    def __init__(self, history: HistoryClient) -> None:
+        self._history = history
+
+    async def query(self, call: Call[http.Query]) -> Reply:
+        """Raises HistoryAway, or Problem 403: history is not kept apart by queue, too much for a narrower token."""
+        if call.identity.queues is not None:
+            raise Problem(403, "a token that is scoped to queues may not query the tenant's history", field="queue")
+        reply = await self._history.query(call.identity.tenant, call.body.sql, call.body.limit)
+        headers = [(b"content-type", reply.content_type)]
+        if reply.retry_after is not None:
+            headers.append((b"retry-after", reply.retry_after))
+        return Reply(reply.body, reply.status, headers)

@@ -1,0 +1,155 @@
+"""Reads the ready topic into the ready index: every API instance reads all of it, from now on, in no group.
+
+A thread waits for records and decodes them; the event loop gets them in batches, about a millisecond after the owner
+sent them. What was said before this process looked is found by ready_poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from confluent_kafka import (
+    OFFSET_END,
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from api.metrics import ApiMetrics
+from api.ready_index import Queue, ReadyIndex
+from schemas.codec import Codec
+from schemas.commands import LANES
+from schemas.errors import Undecodable
+
+log = logging.getLogger(__name__)
+
+_BATCH_RECORDS = 500
+_LANE_NUMBERS = {lane: number for number, lane in enumerate(LANES)}
+
+
+class Hint(NamedTuple):
+    """A decoded record. lag_ms: from when the owner sent it, by both wall clocks; None when the record has no time."""
+
+    queue: Queue
+    lane: int
+    epoch: int
+    run_ids: list[UUID]
+    lag_ms: float | None
+
+
+class ReadyHints:
+    """Runs one thread between start and stop."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        codec: Codec,
+        index: ReadyIndex,
+        metrics: ApiMetrics,
+        kafka_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._topic, self._codec, self._index, self._metrics = topic, codec, index, metrics
+        self._config = {
+            "bootstrap.servers": bootstrap,
+            "group.id": "fencepost-api-ready",  # librdkafka asks for one; nothing is ever committed to it
+            "enable.auto.commit": False,
+            "auto.offset.reset": "latest",
+            "fetch.wait.max.ms": 10,  # a broker answers as soon as it has a byte; the fallback one only after this
+            "fetch.queue.backoff.ms": 1,
+            "topic.metadata.refresh.interval.ms": 30_000,
+            **(kafka_config or {}),
+        }
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.positioned = threading.Event()  # set once every hint from now on will be read
+
+    def start(self) -> None:
+        """Begin to read. Call it in the event loop that the index belongs to."""
+        deliver = asyncio.get_running_loop().call_soon_threadsafe
+        self._thread = threading.Thread(target=self._read, args=(deliver,), name="ready-hints", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    def _read(self, deliver: Callable[..., object]) -> None:
+        consumer = Consumer(self._config, logger=log)
+        try:
+            self._assign_all(consumer)
+            while not self._stopping.is_set():
+                if hints := self._decode(_next_records(consumer)):
+                    deliver(self._take_in, hints)
+        except RuntimeError:
+            log.info("the event loop is gone")  # of call_soon_threadsafe, while the process ends
+        finally:
+            consumer.close()
+
+    def _assign_all(self, consumer: Consumer) -> None:
+        """Read every partition of the topic from its end; waits for a broker and for the topic."""
+        while not self._stopping.is_set():
+            try:
+                partitions = consumer.list_topics(self._topic, timeout=2.0).topics[self._topic].partitions
+            except KafkaException as error:
+                log.warning("the ready topic is not to be had: %s", error)
+                partitions = {}
+            if partitions:
+                consumer.assign([TopicPartition(self._topic, each, OFFSET_END) for each in partitions])
+                self.positioned.set()
+                return
+            self._stopping.wait(0.5)
+
+    def _decode(self, records: Sequence[Message]) -> list[Hint]:
+        hints = []
+        for record in records:
+            if record.error():
+                _log_unless_expected(record.error())
+                continue
+            try:
+                hints.append(self._decode_one(record))
+            except (Undecodable, KeyError, ValueError) as error:
+                self._metrics.undecodable_hints.inc()
+                log.warning("partition %s offset %s is no hint: %s", record.partition(), record.offset(), error)
+        return hints
+
+    def _decode_one(self, record: Message) -> Hint:
+        name, fields = self._codec.decode(record.value())
+        if name != "ReadyHints":
+            raise Undecodable(f"a {name} is no hint")
+        packed: bytes = fields["runIds"]
+        run_ids = [UUID(bytes=packed[start : start + 16]) for start in range(0, len(packed), 16)]
+        kind, sent_ms = record.timestamp()
+        lag_ms = None if kind == TIMESTAMP_NOT_AVAILABLE else max(0.0, time.time() * 1000 - sent_ms)
+        queue = fields["tenant"], fields["queue"]
+        return Hint(queue, _LANE_NUMBERS[fields["lane"]], fields["epoch"], run_ids, lag_ms)
+
+    def _take_in(self, hints: Sequence[Hint]) -> None:
+        """In the event loop: the index belongs to it."""
+        for hint in hints:
+            self._index.add(hint.queue, hint.lane, zip(hint.run_ids, repeat(hint.epoch)))
+            self._metrics.hints.inc(len(hint.run_ids))
+            if hint.lag_ms is not None:
+                self._metrics.hint_lag_ms.observe(hint.lag_ms)
+
+
+def _next_records(consumer: Consumer) -> list[Message]:
+    """The first record within 100 ms and all that came beside it: `consume` alone waits for a full batch."""
+    first = consumer.poll(0.1)
+    return [] if first is None else [first, *consumer.consume(_BATCH_RECORDS, 0)]
+
+
+def _log_unless_expected(error: KafkaError) -> None:
+    if error.code() != KafkaError._PARTITION_EOF:
+        log.warning("reading hints: %s", error)

@@ -1,0 +1,174 @@
+"""The ready index: which runs are due, by tenant, queue and lane, as hints and polls told it. Bounded, no I/O.
+
+It is a hint box, not the truth: an id in it may be leased already, an id that is due may be missing. What it promises
+is order (first told, first out within a lane), no id twice in a lane, lanes popped 70/20/10, and fairness between
+waiters. While somebody waits on a queue nothing is kept of it: what arrives goes to the waiters.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from schemas.commands import LANES
+
+Queue = tuple[str, str]  # tenant, queue
+HIGH, NORMAL, LOW = range(len(LANES))
+
+# Ten pops of a queue whose lanes all have runs: 7 high, 2 normal, 1 low, spread out.
+LANE_ORDER = (HIGH, HIGH, NORMAL, HIGH, HIGH, LOW, HIGH, NORMAL, HIGH, HIGH)
+
+
+class ReadyRun(NamedTuple):
+    """epoch: of the owner who said so; a lease under another epoch is refused by the ledger."""
+
+    run_id: UUID
+    epoch: int
+    lane: int
+
+
+class Waiter:
+    """A long-poll that found nothing. `wake` is called once, when `runs` has something or the index lets it go."""
+
+    __slots__ = ("queue", "runs", "wake", "wanted")
+
+    def __init__(self, queue: Queue, wanted: int, wake: Callable[[], None]) -> None:
+        self.queue = queue
+        self.wanted = wanted
+        self.wake = wake
+        self.runs: list[ReadyRun] = []
+
+    def take(self) -> list[ReadyRun]:
+        """The runs that were handed over, which are the caller's from now on."""
+        runs, self.runs = self.runs, []
+        return runs
+
+
+class _Lanes:
+    """The ids of one queue."""
+
+    __slots__ = ("lanes", "turn")
+
+    def __init__(self) -> None:
+        self.lanes: tuple[OrderedDict[UUID, int], ...] = tuple(OrderedDict() for _ in LANES)
+        self.turn = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self.lanes))
+
+    def pop(self, count: int) -> list[ReadyRun]:
+        popped: list[ReadyRun] = []
+        while len(popped) < count and (filled := [lane for lane in (HIGH, NORMAL, LOW) if self.lanes[lane]]):
+            if len(filled) == 1:
+                popped += self._pop_lane(filled[0], count - len(popped))
+            else:
+                popped += self._pop_lane(self._turn_of(filled), 1)
+        return popped
+
+    def _turn_of(self, filled: list[int]) -> int:
+        """Whose turn it is; an empty lane's goes to the next lower one that has runs, or else to the lowest above."""
+        lane = LANE_ORDER[self.turn]
+        self.turn = (self.turn + 1) % len(LANE_ORDER)
+        return next((lower for lower in filled if lower >= lane), filled[-1])
+
+    def _pop_lane(self, lane: int, count: int) -> list[ReadyRun]:
+        runs = self.lanes[lane]
+        return [ReadyRun(*runs.popitem(last=False), lane) for _ in range(min(count, len(runs)))]
+
+
+class ReadyIndex:
+    """most_a_lane, most: bounds in ids; what does not fit is dropped, counted, and found again by a poll."""
+
+    def __init__(self, *, most_a_lane: int = 50_000, most: int = 200_000) -> None:
+        self._queues: dict[Queue, _Lanes] = {}
+        self._waiters: dict[Queue, deque[Waiter]] = {}
+        self._most_a_lane = most_a_lane
+        self._most = most
+        self._size = 0
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, queue: Queue, lane: int, due: Iterable[tuple[UUID, int]]) -> int:
+        """Take in due runs (id and epoch) in due order, and wake waiters; returns how many were new."""
+        lanes = self._queues.get(queue)
+        if lanes is None:
+            lanes = self._queues[queue] = _Lanes()
+        runs, before = lanes.lanes[lane], len(lanes.lanes[lane])
+        room = self._room(queue, before)
+        for run_id, epoch in due:
+            known = runs.get(run_id)
+            if known is not None:
+                runs[run_id] = max(known, epoch)
+            elif len(runs) - before < room:
+                runs[run_id] = epoch
+            else:
+                self.dropped += 1
+        added = len(runs) - before
+        self._size += added
+        self._hand_out(queue, lanes)
+        return added
+
+    def pop(self, queue: Queue, count: int) -> list[ReadyRun]:
+        """Take up to `count` due runs; none while others wait for the queue's next."""
+        lanes = self._queues.get(queue)
+        if lanes is None:
+            return []
+        popped = lanes.pop(count)
+        self._size -= len(popped)
+        self._forget_if_empty(queue, lanes)
+        return popped
+
+    def put_back(self, queue: Queue, runs: Sequence[ReadyRun]) -> None:
+        """Runs that were popped but not leased: they come first again, and fit whatever the bounds say."""
+        if not runs:
+            return
+        lanes = self._queues.setdefault(queue, _Lanes())
+        for run in reversed(runs):
+            if run.run_id not in lanes.lanes[run.lane]:
+                self._size += 1
+            lanes.lanes[run.lane][run.run_id] = run.epoch
+            lanes.lanes[run.lane].move_to_end(run.run_id, last=False)
+        self._hand_out(queue, lanes)
+
+    def wait(self, waiter: Waiter) -> None:
+        """Queue up for the next runs, after those who wait already. Pop first: only an empty queue is waited on."""
+        self._waiters.setdefault(waiter.queue, deque()).append(waiter)
+
+    def leave(self, waiter: Waiter) -> None:
+        """Stop waiting; runs that were handed over and not taken go to the next."""
+        waiters = self._waiters.get(waiter.queue)
+        if waiters and waiter in waiters:
+            waiters.remove(waiter)
+            if not waiters:
+                del self._waiters[waiter.queue]
+        self.put_back(waiter.queue, waiter.take())
+
+    def wanted(self) -> dict[Queue, int]:
+        """The queues that somebody waits on, with how many runs they would take."""
+        return {queue: sum(waiter.wanted for waiter in waiters) for queue, waiters in self._waiters.items()}
+
+    def _room(self, queue: Queue, kept: int) -> int:
+        """How many more ids a lane may take: what waiters carry off at once always fits."""
+        carried_off = sum(waiter.wanted for waiter in self._waiters.get(queue, ()))
+        return max(min(self._most_a_lane - kept, self._most - self._size), carried_off)
+
+    def _hand_out(self, queue: Queue, lanes: _Lanes) -> None:
+        """Share what is there among the waiters, longest waiting first, so that none sits idle beside a glutton."""
+        waiters = self._waiters.get(queue)
+        while waiters and (there := len(lanes)):
+            share = -(-there // len(waiters))
+            waiter = waiters.popleft()
+            waiter.runs = lanes.pop(min(share, waiter.wanted))
+            self._size -= len(waiter.runs)
+            waiter.wake()
+        if waiters is not None and not waiters:
+            del self._waiters[queue]
+        self._forget_if_empty(queue, lanes)
+
+    def _forget_if_empty(self, queue: Queue, lanes: _Lanes) -> None:
+        if not len(lanes):
+            self._queues.pop(queue, None)

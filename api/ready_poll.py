@@ -1,0 +1,83 @@
+"""The fallback of the hints: while somebody waits on a queue, look into the ledger for due runs that no hint told.
+
+One statement for all queues that are waited on. Losing every hint costs seconds of lateness, never a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import defaultdict
+from collections.abc import Collection
+from contextlib import suppress
+from uuid import UUID
+
+from api.metrics import ApiMetrics
+from api.ready_index import Queue, ReadyIndex
+from ledger.connection import Pool, session
+from ledger.runs import DueRun, find_due
+from schemas.errors import LedgerUnavailable
+
+log = logging.getLogger(__name__)
+
+MOST_A_LANE = 1_000
+
+
+class ReadyPoll:
+    """interval_s: how often a queue is looked at while it is waited on, drawn anew from this range each time."""
+
+    def __init__(
+        self, pool: Pool, index: ReadyIndex, metrics: ApiMetrics, *, interval_s: tuple[float, float] = (1.0, 2.0)
+    ) -> None:
+        self._pool = pool
+        self._index = index
+        self._metrics = metrics
+        self._interval_s = interval_s
+        self._look_at: dict[Queue, float] = {}  # when a queue may be looked at again; absent: at once
+        self._arrived = asyncio.Event()
+
+    def waiter_arrived(self) -> None:
+        """Somebody found nothing in the index: their queue is looked at now, unless that was done just now."""
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Look for as long as the API runs. Ends by cancellation only."""
+        while True:
+            self._arrived.clear()
+            now, wanted = time.monotonic(), self._index.wanted()
+            due = [queue for queue in wanted if self._look_at.get(queue, 0.0) <= now]
+            if due:
+                await self._look(due, max(wanted[queue] for queue in due))
+                continue
+            self._look_at = {queue: at for queue, at in self._look_at.items() if at > now}
+            await self._sleep(min((self._look_at[queue] - now for queue in wanted), default=None))
+
+    async def _sleep(self, longest_s: float | None) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._arrived.wait(), longest_s)
+
+    async def _look(self, queues: Collection[Queue], wanted: int) -> None:
+        """Refill the index. A queue that gave all that was asked for has more, and may be looked at again at once."""
+        limit = min(MOST_A_LANE, 2 * wanted)
+        again_at = time.monotonic() + random.uniform(*self._interval_s)
+        self._look_at.update((queue, again_at) for queue in queues)
+        self._metrics.ready_polls.inc()
+        try:
+            async with session(self._pool) as conn:
+                found = await find_due(conn, list(queues), limit)
+        except LedgerUnavailable as error:
+            log.warning("cannot look for due runs: %s", error)
+            return
+        for (queue, lane), due in _by_lane(found).items():
+            self._metrics.polled_runs.inc(self._index.add(queue, lane, due))
+            if len(due) >= limit:
+                self._look_at.pop(queue, None)
+
+
+def _by_lane(found: Collection[DueRun]) -> dict[tuple[Queue, int], list[tuple[UUID, int]]]:
+    lanes: dict[tuple[Queue, int], list[tuple[UUID, int]]] = defaultdict(list)
+    for run in found:
+        lanes[(run.tenant, run.queue), run.lane].append((run.run_id, run.epoch))
+    return lanes

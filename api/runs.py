@@ -1,0 +1,97 @@
+"""GET /v1/runs/{id}: a run that lives from the ledger, one that has ended from the history."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from msgspec import UNSET
+
+from api.auth import require_queue
+from api.endpoints import Call
+from api.history_client import HistoryClient, KnownRun
+from api.problems import not_found
+from ledger.completions import AttemptEnd, what_ended
+from ledger.connection import Pool, session
+from ledger.runs import RunState, read_run
+from schemas import http
+from schemas.commands import LANES
+
+# A skipped occurrence was cancelled before anybody could lease it; its reason says why.
+_ENDED = {"completed": "completed", "dead": "dead", "cancelled": "cancelled", "skipped": "cancelled"}
+
+
+class Runs:
+    def __init__(self, pool: Pool, history: HistoryClient) -> None:
+        self._pool = pool
+        self._history = history
+
+    async def show(self, call: Call[http.NoBody]) -> http.RunView:
+        """Raises Problem 404, or HistoryAway for a run that only the history can know."""
+        run_id = call.id("run")
+        async with session(self._pool) as conn:
+            row = await read_run(conn, run_id)
+            end = None if row else await what_ended(conn, run_id)
+        found = row or end or await self._history.run(run_id)
+        if found is None or found.tenant != call.identity.tenant:
+            raise not_found("run")
+        require_queue(call.identity, found.queue)
+        return run_view(run_id, found)
+
+
+def run_view(run_id: UUID, found: RunState | AttemptEnd | KnownRun) -> http.RunView:
+    """The answer from wherever the run was found; what that place does not know stays away."""
+    match found:
+        case RunState():
+            return live_view(found)
+        case AttemptEnd():
+            return ended_view(run_id, found)
+    return history_view(found)
+
+
+def live_view(row: RunState) -> http.RunView:
+    return http.RunView(
+        run_id=row.run_id,
+        job_id=row.job_id,
+        state=row.state,
+        queue=row.queue,
+        lane=LANES[row.lane],
+        attempt=row.attempt,
+        max_attempts=row.max_attempts,
+        scheduled_for=row.scheduled_for,
+        due_at=row.due_at,
+        lease_expires_at=row.lease_expires_at,
+        worker_id=row.worker_id,
+        reason=row.reason,
+    )
+
+
+def ended_view(run_id: UUID, end: AttemptEnd) -> http.RunView:
+    """A run that has just left the table: its event waits in the outbox."""
+    return http.RunView(
+        run_id=run_id,
+        job_id=end.job_id,
+        state=_ENDED.get(end.event.removeprefix("run_"), "unknown"),
+        queue=end.queue,
+        lane=LANES[end.lane],
+        attempt=end.attempt,
+        scheduled_for=end.scheduled_for,
+        worker_id=end.worker_id,
+        reason=end.reason,
+        result=UNSET if end.result is None else http.json_raw(end.result),
+    )
+
+
+def history_view(known: KnownRun) -> http.RunView:
+    return http.RunView(
+        run_id=known.run_id,
+        job_id=known.job_id,
+        state=_ENDED.get(known.state, "unknown"),
+        queue=known.queue,
+        lane=known.lane,
+        attempt=known.attempt,
+        scheduled_for=known.scheduled_for,
+        due_at=known.due_at,
+        worker_id=known.worker_id,
+        reason=known.reason,
+        result=known.result,
+    )

@@ -1,0 +1,302 @@
+"""The bodies of the HTTP API: what it takes and what it answers, in camelCase JSON.
+
+Requests refuse unknown fields, so that a typo never passes silently. Instants are RFC 3339 in UTC with Z. Payloads and
+results are any JSON, carried as they came and never looked into.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from schemas.commands import CatchUp, Lane, Name, Overlap, PositiveSeconds
+
+RESULT_MAX_BYTES = 64 * 1024
+RUNS_A_CALL = 1_000
+ABSENT = Raw(b"null")
+
+LeaseToken = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+VisibilitySeconds = Annotated[float, Meta(ge=1, le=3600)]
+WorkerId = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")]
+ErrorText = Annotated[str, Meta(max_length=4_000)]
+RetrySeconds = Annotated[float, Meta(ge=0, le=366 * 86_400)]
+
+
+class Request(Struct, rename="camel", kw_only=True, forbid_unknown_fields=True):
+    """A body that a client sends."""
+
+
+class Answer(Struct, rename="camel"):
+    """A body that the API sends."""
+
+
+class NoBody(Request):
+    """Of calls that say everything in their path."""
+
+
+# -- jobs
+
+
+class NewJob(Request):
+    """POST /v1/jobs. The fields of schemas.commands.JobSpec, with the payload as JSON instead of text."""
+
+    queue: Name
+    schedule: dict[str, Any]
+    lane: Lane = "normal"
+    name: Annotated[str, Meta(max_length=200)] | None = None
+    payload: Raw = ABSENT
+    max_attempts: Annotated[int, Meta(ge=1, le=100)] = 5
+    timeout_seconds: PositiveSeconds | None = None
+    catch_up: CatchUp = "latest"
+    overlap: Overlap = "allow"
+    start_deadline_seconds: PositiveSeconds | None = None
+
+
+class Trigger(Request):
+    """POST /v1/jobs/{id}/trigger. payload: instead of the job's own."""
+
+    payload: Raw | UnsetType = UNSET
+
+
+class JobCreated(Answer):
+    job_id: UUID
+    next_run_at: datetime | None
+
+
+class CommandAccepted(Answer):
+    """202: Kafka has the command; its effect was not seen yet."""
+
+    job_id: UUID
+    command_id: UUID
+
+
+class JobChanged(Answer):
+    job_id: UUID
+    state: str
+    next_run_at: datetime | None
+
+
+class JobTriggered(Answer):
+    job_id: UUID
+    run_id: UUID
+
+
+class JobView(Answer, kw_only=True):
+    """GET /v1/jobs/{id}."""
+
+    job_id: UUID
+    tenant: str
+    name: str | None
+    queue: str
+    lane: str
+    schedule: dict[str, Any]
+    payload: Raw
+    state: Literal["active", "paused", "deleted"]
+    version: int
+    next_run_at: datetime | None
+    created_at: datetime
+    paused_at: datetime | None
+    max_attempts: int
+    timeout_seconds: float | None
+    catch_up: str
+    overlap: str
+    start_deadline_seconds: float | None
+
+
+class RunView(Answer, kw_only=True, omit_defaults=True):
+    """GET /v1/runs/{id}. state unknown: it has left the ledger, and the history does not tell its end yet."""
+
+    run_id: UUID
+    job_id: UUID
+    state: str
+    queue: str
+    lane: str
+    attempt: int | None
+    max_attempts: int | None = None
+    scheduled_for: datetime | None
+    due_at: datetime | None = None
+    lease_expires_at: datetime | None = None
+    worker_id: str | None = None
+    reason: str | None = None
+    result: Raw | UnsetType = UNSET
+
+
+# -- leases
+
+
+class LeaseRequest(Request):
+    """POST /v1/queues/{queue}/lease. request_id: repeat the call with it to get the same runs again."""
+
+    worker_id: WorkerId
+    max: Annotated[int, Meta(ge=1, le=RUNS_A_CALL)]
+    visibility_seconds: VisibilitySeconds = 30.0
+    wait_seconds: Annotated[float, Meta(ge=0, le=20)] = 0.0
+    request_id: UUID | None = None
+
+
+class LeasedRun(Answer):
+    run_id: UUID
+    job_id: UUID
+    attempt: int
+    lease_token: int
+    lease_expires_at: datetime
+    scheduled_for: datetime
+    due_at: datetime
+    queue: str
+    payload: Raw
+
+
+class Leased(Answer):
+    runs: list[LeasedRun]
+
+
+# -- outcomes: the single form has the run in its path, the batch form in each item
+
+
+class Beat(Request):
+    lease_token: LeaseToken
+    visibility_seconds: VisibilitySeconds = 30.0
+
+
+class Complete(Request):
+    lease_token: LeaseToken
+    result: Raw = ABSENT
+
+
+class Fail(Request):
+    lease_token: LeaseToken
+    error: ErrorText
+    permanent: bool = False
+    retry_after_seconds: RetrySeconds | None = None
+
+
+class Release(Request):
+    lease_token: LeaseToken
+
+
+class RunBeat(Beat, kw_only=True):
+    run_id: UUID
+
+
+class RunComplete(Complete, kw_only=True):
+    run_id: UUID
+
+
+class RunFail(Fail, kw_only=True):
+    run_id: UUID
+
+
+class RunRelease(Release, kw_only=True):
+    run_id: UUID
+
+
+class BeatBatch(Request):
+    runs: Annotated[list[RunBeat], Meta(max_length=RUNS_A_CALL)]
+
+
+class CompleteBatch(Request):
+    runs: Annotated[list[RunComplete], Meta(max_length=RUNS_A_CALL)]
+
+
+class FailBatch(Request):
+    runs: Annotated[list[RunFail], Meta(max_length=RUNS_A_CALL)]
+
+
+class ReleaseBatch(Request):
+    runs: Annotated[list[RunRelease], Meta(max_length=RUNS_A_CALL)]
+
+
+class Done(Answer):
+    """{}: nothing to say."""
+
+
+class Extended(Answer):
+    """cancel: stop the handler, the run is not wanted any more."""
+
+    lease_expires_at: datetime
+    cancel: bool
+
+
+class Failed(Answer, omit_defaults=True):
+    outcome: Literal["retried", "dead"]
+    due_at: datetime | None = None
+
+
+class RunAnswer(Answer, omit_defaults=True, kw_only=True):
+    """One item of a batch's answer: the status that the single form would have had, and that form's fields.
+
+    409: the lease is lost. 503: it is not known yet whether an earlier try was accepted; ask again.
+    """
+
+    run_id: UUID
+    status: int
+    detail: str | None = None
+    lease_expires_at: datetime | None = None
+    cancel: bool | UnsetType = UNSET
+    outcome: Literal["retried", "dead"] | None = None
+    due_at: datetime | None = None
+
+
+class BatchAnswer(Answer):
+    results: list[RunAnswer]
+
+
+# -- history
+
+
+class Query(Request):
+    """POST /v1/query."""
+
+    sql: str
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
+
+
+# -- health
+
+
+class Readiness(Answer):
+    """GET /readyz: each part is ok or away. Only the ledger decides the status."""
+
+    ledger: str
+    kafka: str
+    history: str
+
+
+# -- errors
+
+
+class FieldProblem(Answer):
+    field: str
+    detail: str
+
+
+class ProblemDocument(Answer, omit_defaults=True):
+    """RFC 9457. field: the offending field by its JSON name, dotted; errors when there are several."""
+
+    title: str
+    status: int
+    detail: str
+    type: str = "about:blank"
+    field: str | None = None
+    retry_after_seconds: float | None = None
+    errors: list[FieldProblem] | None = None
+
+
+def json_text(raw: Raw) -> str | None:
+    """A JSON value as the ledger keeps it; None for null. Raises UnicodeDecodeError."""
+    text = bytes(raw).decode()
+    return None if text == "null" else text
+
+
+def json_raw(text: str | None) -> Raw:
+    """The ledger's JSON text as a value to embed."""
+    return ABSENT if text is None else Raw(text)
+
+
+def encode(answer: Struct) -> bytes:
+    """A body's wire form."""
+    return msgspec.json.encode(answer)
