@@ -41,9 +41,7 @@ async def _init_ledger(dsn: str, partitions: int, new_commands_topic: bool, say:
     async with ledger_pool(dsn, size=1) as pool, session(pool) as conn:
         await init_partitions(conn, partitions)
         if new_commands_topic and (count := await reset_offsets(conn)):
-            say(
-                f"ledger: {count} partitions read the commands of a topic that is gone; they start over with the new one"
-            )
+            say(f"ledger: {count} partitions had read a commands topic that is gone; they start over")
 
 
 class Local:

@@ -74,7 +74,8 @@ async def advance_decided(tx: OwnerTransaction, through: datetime) -> None:
 
 
 RESET_OFFSETS = """
-UPDATE partitions SET consumed_offset = 0, epoch = epoch + 1, owner = NULL, owner_since = now() WHERE consumed_offset > 0
+UPDATE partitions SET consumed_offset = 0, epoch = epoch + 1, owner = NULL, owner_since = now()
+WHERE consumed_offset > 0
 """
 
 
