@@ -88,7 +88,10 @@ def parse_query(conn: duckdb.DuckDBPyConnection, sql: str) -> Node:
 
 
 def parse_statements(conn: duckdb.DuckDBPyConnection, sql: str) -> list[Node]:
-    """DuckDB's parse trees. Raises QueryRejected for anything but SELECTs, and for what does not parse."""
+    """DuckDB's parse trees, nested at most 256 deep.
+
+    Raises QueryRejected for anything but SELECTs, for what does not parse and for what is nested deeper.
+    """
     if "\0" in sql:
         raise QueryRejected("the query has a NUL character")
     try:
