@@ -11,8 +11,11 @@ from typing import Any
 
 import uvloop
 
-from api.app import ApiRole
+from api.api_role import ApiRole
+from api.app import ApiSettings
 from fencepostd.settings import Settings
+from ledger.connection import ledger_pool
+from ledger.partitions import await_partition_count
 from streams.embedded_server import serve_health
 from streams.faust_app import SESSION_TIMEOUT_S
 from streams.history_service import HistoryRole
@@ -54,17 +57,17 @@ async def run_history(settings: Settings, stop: Stop) -> None:
 
 async def run_api(settings: Settings, history_url: str, stop: Stop) -> None:
     """Serve HTTP."""
-    role = ApiRole(
-        dsn=settings.dsn,
+    async with ledger_pool(settings.dsn, size=1) as pool:
+        partitions = await await_partition_count(pool)
+    api = ApiSettings(
+        partitions=partitions,
         bootstrap=settings.bootstrap,
         commands_topic=settings.topics.commands,
         ready_topic=settings.topics.ready,
         codec=settings.codec(),
         history_url=history_url,
-        host=settings.host,
-        port=settings.port,
     )
-    await role.run(stop)
+    await ApiRole(settings.dsn, settings.host, settings.port, api).run(stop)
 
 
 async def _together(stop: Stop, *works: Coroutine[Any, Any, None]) -> None:

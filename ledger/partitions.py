@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from datetime import datetime
 from typing import NamedTuple
 
-from ledger.connection import Connection
+from ledger.connection import Connection, Pool, session
 from ledger.fence import OwnerTransaction
-from schemas.errors import LedgerMismatch
+from schemas.errors import LedgerMismatch, LedgerUnavailable
 from schemas.ids import MAX_PARTITIONS
+
+log = logging.getLogger(__name__)
+
+ASK_AGAIN_S = 0.5
 
 INIT_SETTINGS = "INSERT INTO settings (key, value) VALUES ('partitions', %s) ON CONFLICT DO NOTHING"
 INIT_PARTITIONS = """
@@ -34,6 +40,17 @@ async def partition_count(conn: Connection) -> int:
     if row is None:
         raise LedgerMismatch(["the ledger is not initialised: run `fencepostd init`"])
     return int(row[0])
+
+
+async def await_partition_count(pool: Pool) -> int:
+    """P, once the ledger answers: no role can begin without it. Raises LedgerMismatch when it was never initialised."""
+    while True:
+        try:
+            async with session(pool) as conn:
+                return await partition_count(conn)
+        except LedgerUnavailable as error:
+            log.warning("waiting for the ledger: %s", error)
+            await asyncio.sleep(ASK_AGAIN_S)
 
 
 class PartitionStatus(NamedTuple):

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ledger.connection import Pool, ledger_pool, session
-from ledger.partitions import partition_count
+from ledger.connection import ledger_pool
+from ledger.partitions import await_partition_count
 from schemas.codec import Codec
-from schemas.errors import LedgerUnavailable
 from streams.event_feed import EventFeed
 from streams.faust_app import SESSION_TIMEOUT_S, create_owners_app
 from streams.ledger_clock import LedgerClock
@@ -50,7 +49,8 @@ class StreamsRole:
 
         async with AsyncExitStack() as stack:
             pool = await stack.enter_async_context(ledger_pool(self.dsn, size=self.pool_size, name=self.name))
-            partitions, clock = await _ready(pool)
+            partitions, clock = await await_partition_count(pool), LedgerClock()
+            await clock.sample(pool)
             hints = ReadyHints(self.bootstrap, self.topics.ready, self.codec)
             stack.callback(hints.close)
             returns = CommandReturns(self.bootstrap, self.topics.commands, self.topics.rejected, self.codec)
@@ -75,19 +75,6 @@ class StreamsRole:
             stack.push_async_callback(app.stop)
             stack.push_async_callback(ownership.close)
             await _first(stop, failed)
-
-
-async def _ready(pool: Pool) -> tuple[int, LedgerClock]:
-    """Wait for the ledger: nothing can be owned without it. Raises LedgerMismatch when it is not initialised."""
-    clock = LedgerClock()
-    while True:
-        try:
-            await clock.sample(pool)
-            async with session(pool) as conn:
-                return await partition_count(conn), clock
-        except LedgerUnavailable as error:
-            log.warning("waiting for the ledger: %s", error)
-            await asyncio.sleep(0.5)
 
 
 async def _first(stop: asyncio.Event, failed: asyncio.Future[None]) -> None:
