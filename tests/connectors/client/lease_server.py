@@ -50,6 +50,7 @@ class LeaseServer:
         self.asks: list[dict[str, Any]] = []
         self.calls: list[tuple[str, int]] = []  # (verb, number of runs) of every batch call
         self.poison: Callable[[dict[str, Any]], bool] = lambda _: False
+        self.undecided: set[str] = set()  # run ids whose next outcome is answered 503
         self._requests: dict[str, list[tuple[UUID, int]]] = {}
         self._changed = asyncio.Condition()
 
@@ -138,6 +139,9 @@ class LeaseServer:
     def _one(self, verb: str, item: dict[str, Any]) -> dict[str, Any]:
         run, token = self.runs.get(UUID(item["runId"])), item["leaseToken"]
         answer = {"runId": item["runId"], "status": 200}
+        if item["runId"] in self.undecided:
+            self.undecided.remove(item["runId"])
+            return answer | {"status": 503}
         if run is not None and run.ended_token == token and verb in ("complete", "fail"):
             return answer  # a repetition after a lost answer
         if run is None or not self._holds(run, token):

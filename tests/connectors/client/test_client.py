@@ -173,7 +173,8 @@ async def test_query_answers_typed_columns_and_rows() -> None:
         (422, Invalid),
         (429, Throttled),
         (500, ServerFault),
-        (502, ServerFault),
+        (502, Unavailable),
+        (504, Unavailable),
         (503, Unavailable),
     ],
 )
@@ -195,8 +196,8 @@ async def test_conflict_of_a_lease_call_is_a_lost_lease() -> None:
 
 @pytest.mark.parametrize("answer", [b"<html>Bad gateway</html>", b"", b"[]", b"\xff"])
 async def test_answer_that_is_no_problem_document_still_says_what_it_was(answer: bytes) -> None:
-    async with client_of(Script(httpx.Response(502, content=answer))) as client:
-        with pytest.raises(ServerFault, match="502"):
+    async with client_of(Script(httpx.Response(500, content=answer))) as client:
+        with pytest.raises(ServerFault, match="500"):
             await client.job(JOB_ID)
 
 
@@ -297,3 +298,18 @@ async def test_sync_client_answers_and_raises_as_the_async_one() -> None:
             return state
 
     assert await asyncio.to_thread(blocking_program) == "completed"
+
+
+@pytest.mark.parametrize("key", ["", "é", "two\nlines", " padded", "x" * 201])
+async def test_idempotency_key_that_would_not_arrive_as_it_is_is_refused(key: str) -> None:
+    script = Script()
+    async with client_of(script) as client:
+        with pytest.raises(InvalidInput, match="Idempotency-Key"):
+            await client.pause_job(JOB_ID, idempotency_key=key)
+    assert script.requests == []
+
+
+@pytest.mark.parametrize("token", ["", "fp_1 secret", "fp_1\n", "fp_ä"])
+def test_token_that_no_header_can_carry_is_refused(token: str) -> None:
+    with pytest.raises(InvalidInput, match="token"):
+        FencepostClient("http://server.test", token)

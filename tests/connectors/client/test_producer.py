@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
@@ -186,7 +187,8 @@ def partitioner(kafka_broker: KafkaBroker) -> Iterator[Callable[[list[str]], lis
     """Which partitions librdkafka puts keys on."""
     topic = f"partitioner-{uuid4().hex[:8]}"
     create_topic(kafka_broker, topic)
-    kafka = confluent_kafka.Producer({"bootstrap.servers": kafka_broker.bootstrap, "partitioner": "murmur2_random"})
+    settings = {"bootstrap.servers": kafka_broker.bootstrap, "partitioner": "murmur2_random"}
+    kafka = confluent_kafka.Producer(settings, logger=logging.getLogger("fencepost.kafka"))
 
     def partitions_of(keys: list[str]) -> list[int]:
         chosen: dict[str, int] = {}

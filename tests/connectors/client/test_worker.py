@@ -267,3 +267,52 @@ async def test_handler_that_calls_exit_fails_its_run_and_not_the_worker(bench: B
         await bench.server.until(lambda: "completed" in bench.server.states())
     errors = [error for run in bench.server.runs.values() for error in run.errors]
     assert "SystemExit: 3" in errors
+
+
+async def test_outcome_of_which_the_server_does_not_know_yet_is_sent_again(bench: Bench) -> None:
+    run_ids = bench.server.add(*range(3))
+    bench.server.undecided = {str(run_ids[1])}
+
+    async def nothing(_: RunContext) -> None: ...
+
+    async with bench.working(nothing) as worker:
+        await bench.server.until(lambda: completed(bench.server))
+    assert [size for _, size in bench.server.calls] == [3, 1]
+    assert (worker.stats.completed, worker.stats.conflicts) == (3, 0)
+
+
+async def test_fault_of_the_server_in_a_poll_does_not_end_the_worker(bench: Bench) -> None:
+    bench.server.add(None)
+    faults = 2
+
+    async def fault(_: httpx.Request, pass_on: Any) -> httpx.Response:
+        nonlocal faults
+        faults -= 1
+        if faults >= 0:
+            return json_answer(500, {"detail": "a bug"})
+        response: httpx.Response = await pass_on()
+        return response
+
+    bench.wire.fault = fault
+
+    async def nothing(_: RunContext) -> None: ...
+
+    async with bench.working(nothing):
+        await bench.server.until(lambda: completed(bench.server))
+
+
+async def test_error_text_that_is_no_unicode_is_reported_all_the_same(bench: Bench) -> None:
+    [run_id] = bench.server.add(None)
+
+    async def fail(_: RunContext) -> None:
+        raise PermanentFailure("file \udcff is missing")
+
+    async with bench.working(fail):
+        await bench.server.until(lambda: bench.server.states() == ["dead"])
+    assert bench.server.runs[run_id].errors == ["file ? is missing"]
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), 10**9])
+def test_retry_that_no_server_would_keep_is_refused_where_it_is_raised(seconds: float) -> None:
+    with pytest.raises(ValueError, match="the next attempt"):
+        RetryLater(seconds)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from fencepost.errors import TryAgain
-
 BASE_S = 0.1
-CAP_S = 10.0
+CAP_S = 3.0  # a worker that waits longer would be late for runs of a server that is back
 
 
 def wait_before_retry_s(
-    repetition: int, error: TryAgain, *, uniform: Callable[[float, float], float] = random.uniform
+    repetition: int, retry_after_s: float | None = None, *, uniform: Callable[[float, float], float] = random.uniform
 ) -> float:
-    """Uniform in [0, min(cap, base·2^repetition)] s, after the time that the server asked for.
+    """Uniform in [0, min(cap, base·2^repetition)] s, after retry_after_s, which the server asked for.
 
     repetition: 0 before the first repetition.
     """
     ceiling_s = min(CAP_S, BASE_S * 2 ** min(repetition, 30))
-    return (error.retry_after_s or 0.0) + uniform(0, ceiling_s)
+    return (retry_after_s or 0.0) + uniform(0, ceiling_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -10,7 +11,7 @@ from uuid import UUID
 import httpx
 import msgspec
 
-from fencepost.errors import Conflict, LeaseLost
+from fencepost.errors import Conflict, InvalidInput, LeaseLost
 from fencepost.http_calls import HttpCalls, decoded
 from fencepost.ids import new_id
 from fencepost.job_spec import JobSpec, Name, convert, spec_fields
@@ -34,6 +35,7 @@ from fencepost.models import (
 T = TypeVar("T")
 Outcome = Beat | Completion | Failure | Release
 
+_KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,198}[\x21-\x7e])?")
 ANSWER_ALLOWANCE_S = 10.0  # for the way there and back, beyond what a long-poll waits
 
 
@@ -187,8 +189,8 @@ class FencepostClient:
         return decoded((await self._calls.call("GET", path)).body, kind)
 
     async def _command(self, method: str, path: str, body: Any, idempotency_key: str | None) -> CommandAnswer:
-        headers = {"Idempotency-Key": idempotency_key or str(new_id())}
-        answer = await self._calls.call(method, path, body, headers=headers)
+        key = str(new_id()) if idempotency_key is None else _checked_key(idempotency_key)
+        answer = await self._calls.call(method, path, body, headers={"Idempotency-Key": key})
         result = decoded(answer.body, CommandAnswer)
         return msgspec.structs.replace(result, applied=answer.status != 202)
 
@@ -211,3 +213,10 @@ class FencepostClient:
             "POST", f"/v1/runs/{verb}", {"runs": outcomes}, timeout_s=timeout_s, retry_for_s=retry_for_s
         )
         return decoded(answer.body, BatchAnswer).results
+
+
+def _checked_key(key: str) -> str:
+    """Plain ASCII, so that it is the same text on both sides of the wire."""
+    if not _KEY.fullmatch(key):
+        raise InvalidInput("1 to 200 ASCII characters, none of them a control character", field="Idempotency-Key")
+    return key

@@ -4,7 +4,7 @@
     ├── TryAgain                nothing is wrong with the request: repeat it later
     │   ├── Unreachable         no answer came: the server, or the way to it, is away
     │   │   └── KafkaUnreachable   the same, of the broker
-    │   ├── Unavailable         503: the ledger, Kafka or the history behind the server is away
+    │   ├── Unavailable         502, 503, 504: the server, or the ledger, Kafka or the history behind it, is away
     │   └── Throttled           429: slow down
     ├── Refused                 the server understood and said no: repeating it changes nothing
     │   ├── Unauthorized        401 and 403: get another token
@@ -25,6 +25,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+RETRY_MAX_S = 366 * 86_400
+
 
 class FieldProblem(msgspec.Struct, frozen=True):
     """One of several things that are wrong with a request. field: the JSON name, dotted."""
@@ -42,7 +44,7 @@ class Problem(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     type: str = "about:blank"
     field: str | None = None
     retry_after_seconds: float | None = None
-    errors: Sequence[FieldProblem] = ()
+    errors: Sequence[FieldProblem] | None = None
 
     def __str__(self) -> str:
         place = f"{self.field}: " if self.field else ""
@@ -78,7 +80,7 @@ class KafkaUnreachable(Unreachable):
 
 
 class Unavailable(TryAgain):
-    """The server is there, something behind it is not."""
+    """Something answered, but what should carry the call out is away."""
 
 
 class Throttled(TryAgain):
@@ -140,6 +142,8 @@ class RetryLater(Exception):
     """Raise it in a handler: this attempt fails, and the next comes after `seconds`; None leaves that to the server."""
 
     def __init__(self, seconds: float | None = None, reason: str = "the handler asked for a later retry") -> None:
+        if seconds is not None and not 0 <= seconds <= RETRY_MAX_S:
+            raise ValueError(f"the next attempt can come after 0 to {RETRY_MAX_S} seconds, not {seconds}")
         super().__init__(reason)
         self.seconds = seconds
 
@@ -160,7 +164,7 @@ def error_of(problem: Problem) -> FencepostError:
     """The exception that a problem document stands for."""
     if problem.status == 429:
         return Throttled(str(problem), retry_after_s=problem.retry_after_seconds)
-    if problem.status == 503:
+    if problem.status in (502, 503, 504):
         return Unavailable(str(problem), retry_after_s=problem.retry_after_seconds)
     if 400 <= problem.status < 500:
         return _REFUSALS.get(problem.status, Refused)(problem)

@@ -88,7 +88,9 @@ class Heartbeats:
                 lease.confirmed_at = sent_at
                 if answer.cancel:
                     self._stop(lease, StopReason.CANCELLED)
-            elif not lease.handled:  # of a handled one the outcome's own answer tells, which may have overtaken us
+            elif (
+                answer.status == 409 and not lease.handled
+            ):  # of a handled one the outcome's own answer tells, which may have overtaken us
                 self._stop(lease, StopReason.LEASE_LOST)
 
     def _warn_if_late(self, late_s: float) -> None:

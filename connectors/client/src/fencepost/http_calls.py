@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -18,6 +19,7 @@ T = TypeVar("T")
 # The request cannot have left: no connection, or none free. Every other transport error may have lost an answer.
 _UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _MAX_CONNECTIONS = 100
+_TOKEN = re.compile(r"[\x21-\x7e]+")  # what a header can carry
 
 
 class Answer(NamedTuple):
@@ -47,7 +49,7 @@ class HttpCalls:
         self._retry_for_s = retry_for_s
         self._http = httpx.AsyncClient(
             base_url=self._base_url,
-            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+            headers={"Authorization": f"Bearer {_checked_token(token)}", "Content-Type": "application/json"},
             limits=httpx.Limits(max_connections=_MAX_CONNECTIONS, keepalive_expiry=30),
             transport=transport,
         )
@@ -77,7 +79,7 @@ class HttpCalls:
             try:
                 return await self._try(method, path, content, headers, timeout_s or self._timeout_s)
             except TryAgain as error:
-                wait_s = wait_before_retry_s(repetition, error)
+                wait_s = wait_before_retry_s(repetition, error.retry_after_s)
                 if time.monotonic() + wait_s >= give_up_at:
                     raise
             await asyncio.sleep(wait_s)
@@ -132,6 +134,12 @@ def _seconds(header: str | None) -> float | None:
 
 def _said(error: httpx.HTTPError) -> str:
     return str(error) or type(error).__name__
+
+
+def _checked_token(token: str) -> str:
+    if not _TOKEN.fullmatch(token):
+        raise InvalidInput("it is no token: fp_… without spaces", field="token")
+    return token
 
 
 def _checked(base_url: str) -> str:

@@ -39,6 +39,7 @@ class Job(Struct, rename="camel", kw_only=True, frozen=True):
     version: int | None = None
     next_run_at: datetime | None = None
     created_at: datetime | None = None
+    paused_at: datetime | None = None
     max_attempts: int | None = None
     timeout_seconds: float | None = None
     catch_up: str | None = None
@@ -116,9 +117,10 @@ class Release(Struct, rename="camel", frozen=True):
 
 
 class OutcomeAnswer(Struct, rename="camel", kw_only=True, frozen=True):
-    """One run's part of a batch answer. status 409: the lease is lost, and nothing was written.
+    """One run's part of a batch answer.
 
-    lease_expires_at and cancel are of heartbeats; outcome and due_at of failures.
+    status 409: the lease is lost, and nothing was written. 503: it is not known yet what became of an earlier try;
+    send it again. lease_expires_at and cancel are of heartbeats; outcome and due_at of failures.
     """
 
     run_id: UUID

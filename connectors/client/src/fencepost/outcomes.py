@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fencepost.backoff import wait_before_retry_s
 from fencepost.client import FencepostClient
-from fencepost.errors import FencepostError, Invalid, TryAgain
+from fencepost.errors import FencepostError, TryAgain, Unauthorized
 from fencepost.leases import Lease, LeaseTerms
 from fencepost.models import Completion, Failure, OutcomeAnswer, Release
 from fencepost.worker_stats import WorkerStats
@@ -97,17 +97,16 @@ class _Line:
     async def _empty(self) -> None:
         repetition = 0
         try:
-            while self._waiting:
-                if not (batch := self._next_batch()):
-                    break
+            while batch := self._next_batch():
                 try:
-                    await self._report(batch)
-                    repetition = 0
+                    again, retry_after_s = await self._report(batch), None
                 except TryAgain as error:
                     log.warning("%d outcomes wait: %s", len(batch), error)
-                    self._waiting.extendleft(reversed(batch))
-                    await asyncio.sleep(wait_before_retry_s(repetition, error))
-                    repetition += 1
+                    again, retry_after_s = batch, error.retry_after_s
+                if again:
+                    self._waiting.extendleft(reversed(again))
+                    await asyncio.sleep(wait_before_retry_s(repetition, retry_after_s))
+                repetition = repetition + 1 if again else 0
         finally:
             self.call = None
 
@@ -128,22 +127,22 @@ class _Line:
                 self._settled(report.lease)
         return batch
 
-    async def _report(self, batch: list[_Report]) -> None:
-        """Send a batch. Raises TryAgain; every other refusal settles the batch, as no repetition would mend it."""
+    async def _report(self, batch: list[_Report]) -> list[_Report]:
+        """Send a batch; returns what must be sent again later. Raises TryAgain when that is all of it."""
         try:
             answers = await self._send([report.outcome for report in batch], timeout_s=None, retry_for_s=0)
         except TryAgain:
             raise
         except FencepostError as error:
-            if isinstance(error, Invalid) and len(batch) > 1:
+            if len(batch) == 1 or isinstance(error, Unauthorized):
+                self._refuse(batch, error)
+            else:
                 # Halve until the outcome that the server will not have is alone: the others must not suffer for it.
                 self._batch_max = len(batch) // 2
                 self._waiting.extendleft(reversed(batch))
-            else:
-                self._refuse(batch, error)
-        else:
-            self._note(batch, answers)
-            self._batch_max = min(BATCH_MAX, self._batch_max * 2)
+            return []
+        self._batch_max = min(BATCH_MAX, self._batch_max * 2)
+        return self._note(batch, answers)
 
     def _refuse(self, batch: list[_Report], error: FencepostError) -> None:
         log.error("the server refused %d outcomes, from run %s on: %s", len(batch), batch[0].outcome.run_id, error)
@@ -151,9 +150,14 @@ class _Line:
         for report in batch:
             self._settled(report.lease)
 
-    def _note(self, batch: list[_Report], answers: list[OutcomeAnswer]) -> None:
+    def _note(self, batch: list[_Report], answers: list[OutcomeAnswer]) -> list[_Report]:
+        """Count and settle what was decided; returns the reports of which the server does not know yet."""
         accepted = 0
+        undecided = []
         for report, answer in zip(batch, answers, strict=True):
+            if answer.status == 503:
+                undecided.append(report)
+                continue
             if answer.status == 200:
                 accepted += 1
             else:
@@ -161,3 +165,4 @@ class _Line:
                 log.warning("run %s: %s came after the lease was lost", answer.run_id, self._counter)
             self._settled(report.lease)
         setattr(self._stats, self._counter, getattr(self._stats, self._counter) + accepted)
+        return undecided

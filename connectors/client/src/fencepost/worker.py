@@ -16,7 +16,7 @@ import msgspec
 
 from fencepost.backoff import wait_before_retry_s
 from fencepost.client import FencepostClient
-from fencepost.errors import PermanentFailure, RetryLater, TryAgain
+from fencepost.errors import PermanentFailure, RetryLater, ServerFault, TryAgain
 from fencepost.handler_threads import HandlerThreads
 from fencepost.heartbeats import Heartbeats
 from fencepost.ids import new_id
@@ -137,8 +137,8 @@ class Worker:
                     request_id=ask.request_id,
                     retry_for_s=0,
                 )
-            except TryAgain as error:
-                wait_s = wait_before_retry_s(repetition, error)
+            except (TryAgain, ServerFault) as error:
+                wait_s = wait_before_retry_s(repetition, getattr(error, "retry_after_s", None))
                 log.warning("no runs of %s for %.1f s: %s", self._queue, wait_s, error)
                 await asyncio.sleep(wait_s)
                 repetition += 1
@@ -305,7 +305,9 @@ def _failure_of(lease: Lease, error: BaseException) -> Failure:
 
 
 def _failure(lease: Lease, reason: str, *, permanent: bool = False, retry_after_s: float | None = None) -> Failure:
-    return Failure(lease.run.run_id, lease.run.lease_token, reason[:ERROR_MAX_CHARS], permanent, retry_after_s)
+    # A lone surrogate (of an undecodable file name, for instance) is no text for JSON.
+    text = reason[:ERROR_MAX_CHARS].encode(errors="replace").decode()
+    return Failure(lease.run.run_id, lease.run.lease_token, text, permanent, retry_after_s)
 
 
 def _release(lease: Lease) -> Release:

@@ -142,7 +142,8 @@ class ShellCommand:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._kill_after_s):
                 await process.wait()
-                while _signal_group(process, 0):  # a shell ends at once, its children may need their time
+                # A shell ends at once, its children may need their time; nothing tells when a group is empty.
+                while _signal_group(process, 0):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         _signal_group(process, signal.SIGKILL)
         await process.wait()
