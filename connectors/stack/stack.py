@@ -211,7 +211,7 @@ class LocalStack:
         return part_status(name, self.register.part(name))
 
     def _external(self, name: str) -> str | None:
-        """The address given now, else, where none of our own was started, the one the last `up` was given."""
+        """The address of a server of somebody else: the one given now, else the one the last `up` was given."""
         contents = self.register.read()
         return self._given[name] or (contents.kafka if name == "kafka" else contents.postgres)
 
