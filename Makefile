@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Absolute, so that the fallback below also works from a recipe that changes directory.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup lock format check test demo bench clean
+.PHONY: help setup lock format check test demo bench bench-lateness bench-drain up down clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,3 +34,23 @@ check: setup  ## formatter, linter, types, import directions
 
 test: setup  ## the whole suite on real Kafka and Postgres, which it starts and stops itself
 	pytest
+
+demo: setup  ## one run's whole life: the stack, the real schedules, 1,000 one-off jobs, two workers, the proof
+	python -m examples.demo
+
+bench: bench-lateness bench-drain  ## the benchmarks below, one after the other; results also in bench/results/
+
+bench-lateness: setup  ## due to handler start: 200 one-offs over 20 s, then 5,000 in one second
+	python -m bench.lateness --spike 5000
+
+bench-drain: setup  ## 20,000 due runs through HTTP with one worker process, beside the ledger floor
+	python -m bench.drain
+
+up: setup  ## start everything on this machine, with its data under state/
+	fencepostd up
+
+down: setup  ## stop it
+	fencepostd down
+
+clean:  ## remove the virtual environment and every cache (not state/)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
