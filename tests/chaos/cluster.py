@@ -1,0 +1,171 @@
+"""A whole installation as processes that can be hurt: the local stack, and the workers beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+
+import httpx
+import psycopg
+
+from connectors.stack import PartStatus
+from fencepostd.local import Local
+from tests.chaos.history import WorkerEntry, read_worker_log
+from tests.chaos.observations import EpochWatch
+from tests.chaos.timeline import Timeline
+
+OWNERS = ("streams-0", "streams-1")
+ROLES = (*OWNERS, "api", "relay", "history")
+SERVERS = ("postgres", "kafka")
+PARTITIONS = 16
+RECOVERY_DEADLINE_S = 60.0
+POLL_S = 0.05
+ROOT = Path(__file__).parents[2]
+
+
+def wait_for(condition: Callable[[], bool], deadline_s: float, what: str) -> float:
+    """Look until the condition holds; returns how long that took. Raises AssertionError naming what did not come."""
+    began = time.monotonic()
+    while not condition():
+        waited_s = time.monotonic() - began
+        assert waited_s < deadline_s, f"not within {deadline_s:g} s: {what}"
+        time.sleep(POLL_S)
+    return time.monotonic() - began
+
+
+class WorkerProcess:
+    """A worker in a process and its log."""
+
+    def __init__(self, folder: Path, url: str, token: str, queue: str, name: str, terms: list[str]) -> None:
+        self.name = name
+        self._log = folder / f"{name}.jsonl"
+        argv = [sys.executable, "-m", "tests.chaos.worker_process", str(self._log), queue, name, *terms]
+        with (folder / f"{name}.log").open("ab") as output:
+            self._process = subprocess.Popen(
+                argv,
+                cwd=ROOT,
+                env={**os.environ, "FENCEPOST_URL": url, "FENCEPOST_TOKEN": token},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def entries(self) -> list[WorkerEntry]:
+        """All it has noted until now."""
+        return read_worker_log(self._log)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """SIGTERM; SIGKILL if it does not drain."""
+        self.thaw()
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+class Cluster:
+    """The stack of one state folder. It outlives trials; `recover` makes it whole again between them."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.timeline = Timeline("cluster")
+        self.local = Local(state, self._say)
+        self.stack = self.local.stack
+        self._epochs: EpochWatch | None = None
+
+    def start(self) -> None:
+        """Bring everything up and begin to watch the epochs."""
+        self.local.up()
+        self._epochs = EpochWatch(self.stack.dsn)
+        self.recover()
+
+    def stop(self) -> None:
+        """Nothing is left running."""
+        if self._epochs is not None:
+            self._epochs.close()
+        self.stack.down()
+
+    @property
+    def epochs(self) -> EpochWatch:
+        assert self._epochs is not None, "the cluster was not started"
+        return self._epochs
+
+    def kill(self, *parts: str) -> None:
+        """SIGKILL each with everything it started."""
+        for part in parts:
+            self.timeline.fault(f"kill -9 {part}")
+            self.stack.kill_part(part)
+
+    def start_parts(self, *parts: str) -> None:
+        """Start again what was killed, servers first; returns once each says that it is ready."""
+        for part in sorted(parts, key=[*SERVERS, *ROLES].index):
+            self.stack.start_part(part)
+
+    def freeze(self, part: str) -> None:
+        self.timeline.fault(f"SIGSTOP {part}")
+        self.stack.signal_part(part, signal.SIGSTOP)
+
+    def thaw(self, part: str) -> None:
+        self.timeline.note(f"SIGCONT {part}")
+        self.stack.signal_part(part, signal.SIGCONT)
+
+    def recover(self) -> None:
+        """Everything runs and answers, and both owners have a share of the partitions."""
+        for part in self.stack.status():
+            if part.health == "frozen":
+                self.thaw(part.name)
+        self.local.up()
+        wait_for(self.is_shared, RECOVERY_DEADLINE_S, f"every partition has a living owner: {self.holders()}")
+
+    def is_shared(self) -> bool:
+        """Each owner says that it holds partitions, and together they hold all, each once."""
+        held = [self.held_by(owner) for owner in OWNERS]
+        return all(held) and sorted(chain.from_iterable(held)) == list(range(PARTITIONS))
+
+    def held_by(self, owner: str) -> list[int]:
+        """The partitions that a streams process says it owns; none while it does not answer."""
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{self.port(owner)}/healthz", timeout=2, trust_env=False)
+        except httpx.HTTPError:
+            return []
+        partitions: list[int] = answer.json().get("partitions", [])
+        return partitions
+
+    def holders(self) -> dict[int, str]:
+        """Who owns each partition by the ledger: the name of the process, without its nonce."""
+        with psycopg.connect(self.stack.dsn, autocommit=True) as conn:
+            rows = conn.execute("SELECT partition, coalesce(split_part(owner, '/', 1), '') FROM partitions").fetchall()
+        return dict(rows)
+
+    def metric(self, part: str, name: str) -> float:
+        """The sum of a metric's samples in a role's /metrics."""
+        answer = httpx.get(f"http://127.0.0.1:{self.port(part)}/metrics", timeout=5, trust_env=False)
+        lines = [line for line in answer.text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    def port(self, part: str) -> int:
+        return self.stack.port_for(part)
+
+    def status(self, part: str) -> PartStatus:
+        return next(status for status in self.stack.status() if status.name == part)
+
+    def _say(self, text: str) -> None:
+        self.timeline.note(text)

@@ -1,0 +1,105 @@
+"""What can be seen of a cluster from outside: the only things that the checker reads.
+
+Instants are aware datetimes of one machine's clock, which is the ledger's too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+EntryKind = Literal["leased", "started", "finished", "stopped", "answered"]
+
+
+class WorkerEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of a worker's log.
+
+    leased: the run came with this token; attempt, due_at and expires_at are the answer's. started, finished: the
+    handler. stopped: the handler was cancelled. answered: status is what a completion got.
+    """
+
+    kind: EntryKind
+    at: datetime
+    worker: str
+    run_id: str
+    token: int
+    attempt: int = 0
+    due_at: datetime | None = None
+    expires_at: datetime | None = None
+    status: int = 0
+
+
+def read_worker_log(path: Path) -> list[WorkerEntry]:
+    """Every whole line: a worker that was killed may have left half of its last one."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [msgspec.json.decode(line, type=WorkerEntry) for line in lines]
+
+
+@dataclass(frozen=True)
+class TopicEvent:
+    """A run's event as `run-events` holds it, in topic order; redeliveries included."""
+
+    event_id: str
+    type: str
+    at: datetime
+    job_id: str
+    run_id: str
+    version: int
+    token: int | None = None
+    worker: str | None = None
+    due_at: datetime | None = None
+    expires_at: datetime | None = None
+    scheduled_for: datetime | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class TopicCommand:
+    """A command as the commands topic holds it."""
+
+    command_id: str
+    job_id: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class EpochSample:
+    """The partitions as the ledger had them at a moment: partition -> (epoch, owner)."""
+
+    at: datetime
+    partitions: Mapping[int, tuple[int, str | None]]
+
+
+@dataclass(frozen=True)
+class LedgerReadout:
+    """What is left in the ledger at the end, and what it says became of each command."""
+
+    live_runs: frozenset[str] = frozenset()
+    dead_runs: frozenset[str] = frozenset()
+    outbox_rows: int = 0
+    outcomes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class History:
+    """One trial. one_offs: job id -> the instant that was asked for, of every create that Kafka acknowledged.
+
+    faults: what was done to the processes meanwhile; without any, nothing may run twice.
+    """
+
+    one_offs: Mapping[str, datetime]
+    entries: list[WorkerEntry]
+    events: list[TopicEvent]
+    commands: list[TopicCommand]
+    epochs: list[EpochSample]
+    ledger: LedgerReadout
+    faults: list[str]
+
+    def entries_of(self, kind: EntryKind) -> Iterable[WorkerEntry]:
+        """The workers' entries of one kind, each worker's in its order."""
+        return (entry for entry in self.entries if entry.kind == kind)

@@ -1,0 +1,139 @@
+"""Reading a cluster from outside: its topics from their first record, its ledger at the end, its epochs meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, TopicPartition
+
+from schemas.codec import Codec
+from schemas.commands import Command, decode_commands
+from tests.chaos.history import EpochSample, LedgerReadout, TopicCommand, TopicEvent
+
+READ_DEADLINE_S = 30.0
+SAMPLE_PERIOD_S = 0.2
+
+
+def read_topic(bootstrap: str, topic: str) -> Iterator[Message]:
+    """Every record from the first to the last that was there when the call was made. Raises TimeoutError."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"chaos-{uuid4()}", "enable.auto.commit": False})
+    try:
+        ends = end_offsets(consumer, topic)
+        left = {partition for partition, end in ends.items() if end > 0}
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in left])
+        give_up_at = time.monotonic() + READ_DEADLINE_S
+        while left:
+            for message in consumer.consume(1000, 0.2):
+                if message.error() is None and message.offset() < ends[message.partition()]:
+                    yield message
+            left -= {
+                tp.partition for tp in consumer.position(_assigned(topic, left)) if tp.offset >= ends[tp.partition]
+            }
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(f"partitions {sorted(left)} of {topic} could not be read to their ends")
+    finally:
+        consumer.close()
+
+
+def end_offsets(consumer: Consumer, topic: str) -> dict[int, int]:
+    """Where each partition of a topic ends now."""
+    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    return {each: consumer.get_watermark_offsets(TopicPartition(topic, each), timeout=10)[1] for each in partitions}
+
+
+def _assigned(topic: str, partitions: set[int]) -> list[TopicPartition]:
+    return [TopicPartition(topic, partition) for partition in partitions]
+
+
+def read_events(bootstrap: str, topic: str, job_ids: set[str]) -> list[TopicEvent]:
+    """The events of these jobs' runs, in topic order."""
+    codec = Codec()
+    found = []
+    for message in read_topic(bootstrap, topic):
+        for event in codec.decode(message.value())[1]["events"]:
+            if event["runId"] is not None and event["jobId"] in job_ids:
+                found.append(_topic_event(event))
+    return found
+
+
+def _topic_event(event: dict[str, Any]) -> TopicEvent:
+    return TopicEvent(
+        event_id=event["eventId"],
+        type=event["type"],
+        at=event["at"],
+        job_id=event["jobId"],
+        run_id=event["runId"],
+        version=event["version"],
+        token=event["leaseToken"],
+        worker=event["workerId"],
+        due_at=event["dueAt"],
+        expires_at=event["leaseExpiresAt"],
+        scheduled_for=event["scheduledFor"],
+        reason=event["reason"],
+    )
+
+
+def read_commands(bootstrap: str, topic: str, job_ids: set[str]) -> list[TopicCommand]:
+    """The commands of these jobs, in topic order."""
+    codec = Codec()
+    found = []
+    for message in read_topic(bootstrap, topic):
+        for command in decode_commands(codec, message.value()):
+            if isinstance(command, Command) and str(command.job_id) in job_ids:
+                kind = type(command).__name__
+                found.append(TopicCommand(str(command.command_id), str(command.job_id), kind))
+    return found
+
+
+def read_ledger(dsn: str, job_ids: set[str]) -> LedgerReadout:
+    """What the ledger holds of these jobs, and of the outbox."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        jobs = list(job_ids)
+        live = conn.execute("SELECT run_id::text FROM runs WHERE job_id::text = ANY (%s)", (jobs,)).fetchall()
+        dead = conn.execute("SELECT run_id::text FROM dead_runs WHERE job_id::text = ANY (%s)", (jobs,)).fetchall()
+        outbox = conn.execute("SELECT count(*) FROM outbox").fetchall()
+        outcomes = conn.execute("SELECT command_id::text, outcome FROM applied_commands").fetchall()
+    return LedgerReadout(
+        live_runs=frozenset(row[0] for row in live),
+        dead_runs=frozenset(row[0] for row in dead),
+        outbox_rows=outbox[0][0],
+        outcomes=dict(outcomes),
+    )
+
+
+def sample_epochs(conn: psycopg.Connection) -> EpochSample:
+    """The partitions now."""
+    rows = conn.execute("SELECT partition, epoch, owner FROM partitions").fetchall()
+    return EpochSample(datetime.now(UTC), {partition: (epoch, owner) for partition, epoch, owner in rows})
+
+
+class EpochWatch:
+    """Samples the partitions five times a second, in a thread, over every outage of the ledger."""
+
+    def __init__(self, dsn: str) -> None:
+        self.samples: list[EpochSample] = []
+        self._dsn = dsn
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="epoch-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(SAMPLE_PERIOD_S):
+            with suppress(psycopg.Error):
+                self._watch_session()
+
+    def _watch_session(self) -> None:
+        with psycopg.connect(self._dsn, autocommit=True, connect_timeout=2) as conn:
+            while not self._stop.wait(SAMPLE_PERIOD_S):
+                self.samples.append(sample_epochs(conn))

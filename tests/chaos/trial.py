@@ -1,0 +1,208 @@
+"""One load on a cluster, and what was seen of it: one-offs come by Kafka, workers run them, faults come in between."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import psycopg
+
+from fencepost import CommandProducer, JobSpec, at, every
+from fencepostd.local import LOCAL_TENANT
+from streams.topics import Topics
+from tests.chaos.checker import Report, check
+from tests.chaos.cluster import Cluster, WorkerProcess, wait_for
+from tests.chaos.history import History, WorkerEntry
+from tests.chaos.observations import read_commands, read_events, read_ledger
+from tests.chaos.timeline import Timeline
+
+MAX_ATTEMPTS = 50
+VISIBILITY_S = 5.0
+WORK_S = 0.02
+CONVERGENCE_DEADLINE_S = 90.0
+OUTAGE_MAX_S = 90.0  # how long a producer goes on trying
+
+
+class Trial:
+    """A queue of its own on a cluster that is whole. Use it as a context manager: its workers end with it."""
+
+    def __init__(self, cluster: Cluster, folder: Path, title: str) -> None:
+        self.cluster, self._folder = cluster, folder
+        self.timeline = cluster.timeline = Timeline(title)
+        self.queue = f"chaos-{uuid4().hex[:8]}"
+        self.workers: list[WorkerProcess] = []
+        self.one_offs: dict[str, datetime] = {}
+        self.recurring: list[UUID] = []
+        self._first_epoch_sample = len(cluster.epochs.samples)
+        self._producer = CommandProducer(
+            cluster.stack.bootstrap, tenant=LOCAL_TENANT, delivery_timeout_s=OUTAGE_MAX_S, partitions=16
+        )
+        self._load_ends = threading.Event()
+        self._spreading: threading.Thread | None = None
+        self._failed: BaseException | None = None
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.end()
+        self._load_ends.set()
+        if self._spreading is not None:
+            self._spreading.join()
+        self._producer.close()
+
+    # --- the load ---
+
+    def create(self, count: int, *, first_due_s: float, spread_s: float) -> None:
+        """One-offs that are due from first_due_s on, evenly over spread_s. Returns when Kafka has them."""
+        now = datetime.now(UTC)
+        for number in range(count):
+            self._create_one(now + timedelta(seconds=first_due_s + spread_s * number / max(count, 1)))
+        self._producer.flush()
+        self.timeline.note(f"{count} one-offs created, due in {first_due_s:g} to {first_due_s + spread_s:g} s")
+
+    def create_meanwhile(self, count: int, *, lead_s: float, per_s: float) -> None:
+        """Begin to create one-offs, each due lead_s after its creation: `count` of them, and more until `end_load`."""
+        self._load_ends.clear()
+        self._spreading = threading.Thread(target=self._spread, args=(count, lead_s, per_s), daemon=True)
+        self._spreading.start()
+
+    def end_load(self) -> None:
+        """No more one-offs once `count` are there; returns when the last one is sent. Raises what creating raised."""
+        self._load_ends.set()
+        if self._spreading is not None:
+            self._spreading.join()
+            assert self._failed is None, f"creating jobs failed: {self._failed!r}"
+        self._producer.flush()
+
+    def create_recurring(self, count: int, *, every_s: int) -> None:
+        """Jobs that fire again and again until `end_recurring`."""
+        spec = JobSpec(queue=self.queue, schedule=every(every_s), max_attempts=MAX_ATTEMPTS, catch_up="all")
+        self.recurring += [self._producer.create_job(spec) for _ in range(count)]
+        self._producer.flush()
+
+    def end_recurring(self) -> None:
+        """Delete them."""
+        for job_id in self.recurring:
+            self._producer.delete(job_id)
+        self._producer.flush()
+
+    def _create_one(self, due: datetime) -> None:
+        spec = JobSpec(queue=self.queue, schedule=at(due), max_attempts=MAX_ATTEMPTS)
+        self.one_offs[str(self._producer.create_job(spec))] = due
+
+    def _spread(self, count: int, lead_s: float, per_s: float) -> None:
+        began, number = time.monotonic(), 0
+        try:
+            while number < count or not self._load_ends.is_set():
+                self._create_one(datetime.now(UTC) + timedelta(seconds=lead_s))
+                number += 1
+                # The load's own pace; faults come by what the workers have done of it.
+                time.sleep(max(0.0, began + number / per_s - time.monotonic()))
+        except BaseException as error:
+            self._failed = error
+
+    # --- the workers ---
+
+    def add_worker(
+        self, *, visibility_s: float = VISIBILITY_S, work_s: float = WORK_S, blind: bool = False
+    ) -> WorkerProcess:
+        """One more worker process; returns at once."""
+        terms = [str(visibility_s), str(work_s), *(["--blind"] if blind else [])]
+        name = f"{self.queue}-w{len(self.workers)}"
+        local = self.cluster.local
+        worker = WorkerProcess(self._folder, local.url, local.token, self.queue, name, terms)
+        self.workers.append(worker)
+        return worker
+
+    def kill_worker(self, worker: WorkerProcess) -> None:
+        self.timeline.fault(f"kill -9 {worker.name}")
+        worker.kill()
+
+    def freeze_worker(self, worker: WorkerProcess) -> None:
+        self.timeline.fault(f"SIGSTOP {worker.name}")
+        worker.freeze()
+
+    def entries(self) -> list[WorkerEntry]:
+        """What all workers have noted until now."""
+        return [entry for worker in self.workers for entry in worker.entries()]
+
+    def finished(self) -> int:
+        """How many runs a handler has brought to its end."""
+        return len({entry.run_id for entry in self.entries() if entry.kind == "finished"})
+
+    def wait_for_progress(self, count: int, deadline_s: float = CONVERGENCE_DEADLINE_S) -> None:
+        """Until so many more runs were executed."""
+        goal = self.finished() + count
+        wait_for(lambda: self.finished() >= goal, deadline_s, f"{goal} runs executed")
+
+    # --- the verdict ---
+
+    def converge(self, deadline_s: float = CONVERGENCE_DEADLINE_S) -> Report:
+        """Wait until every accepted command was applied and nothing waits any more; then judge what was seen."""
+        self.end_load()
+        self.end_recurring()
+        took_s = wait_for(self._is_quiet, deadline_s, f"everything of {self.queue} done: {self._open_ends()}")
+        self.timeline.note(f"converged after {took_s:.1f} s")
+        report = check(self.history())
+        self.timeline.note(str(report))
+        for violation in report.violations[:20]:
+            self.timeline.note(f"VIOLATION {violation.rule}: {violation.subject} {violation.detail}")
+        return report
+
+    def history(self) -> History:
+        """All that can be seen of this trial now."""
+        job_ids, topics = self._job_ids(), Topics()
+        bootstrap = self.cluster.stack.bootstrap
+        return History(
+            one_offs=self.one_offs,
+            entries=self.entries(),
+            events=read_events(bootstrap, topics.run_events, job_ids),
+            commands=read_commands(bootstrap, topics.commands, job_ids),
+            epochs=self.cluster.epochs.samples[self._first_epoch_sample :],
+            ledger=read_ledger(self.cluster.stack.dsn, job_ids),
+            faults=self.timeline.faults,
+        )
+
+    def completed_in_history(self) -> int:
+        """How many runs of this trial the history service has as completed; -1 while it does not answer."""
+        sql = f"SELECT count(*) FROM runs WHERE queue = '{self.queue}' AND state = 'completed'"
+        local = self.cluster.local
+        try:
+            answer: Any = httpx.post(
+                f"{local.url}/v1/query",
+                json={"sql": sql},
+                headers={"Authorization": f"Bearer {local.token}"},
+                timeout=10,
+                trust_env=False,
+            )
+        except httpx.HTTPError:
+            return -1
+        return int(answer.json()["rows"][0][0]) if answer.is_success else -1
+
+    def _job_ids(self) -> set[str]:
+        return {*self.one_offs, *map(str, self.recurring)}
+
+    def _is_quiet(self) -> bool:
+        return not any(self._open_ends().values())
+
+    def _open_ends(self) -> dict[str, int]:
+        """What still waits, by the ledger: creates and deletes that were not applied, runs, events."""
+        with psycopg.connect(self.cluster.stack.dsn, autocommit=True) as conn:
+            row = conn.execute(
+                """
+                SELECT %(jobs)s - (SELECT count(*) FROM jobs WHERE queue = %(queue)s),
+                       (SELECT count(*) FROM jobs WHERE job_id = ANY (%(recurring)s) AND state <> 'deleted'),
+                       (SELECT count(*) FROM runs WHERE queue = %(queue)s),
+                       (SELECT count(*) FROM outbox)
+                """,
+                {"jobs": len(self._job_ids()), "queue": self.queue, "recurring": self.recurring},
+            ).fetchone()
+        assert row is not None
+        return dict(zip(("creates", "deletes", "runs", "events"), row, strict=True))
