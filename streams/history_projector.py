@@ -12,18 +12,13 @@ from typing import NamedTuple
 
 import duckdb
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
-from prometheus_client import Counter, Gauge
 
 from schemas.codec import Codec, Record
 from schemas.errors import KafkaUnavailable, TryAgain, Undecodable
 from streams.history_store import EventRow, HistoryStore
+from streams.metrics import HISTORY_EVENTS, HISTORY_LAG_RECORDS, HISTORY_RECORDS_SKIPPED, HISTORY_REPEATED_EVENTS
 
 log = logging.getLogger(__name__)
-
-EVENTS_PROJECTED = Counter("fencepost_history_events", "Run events that the history took in.")
-EVENTS_REPEATED = Counter("fencepost_history_repeated_events", "Run events that the history had already.")
-RECORDS_SKIPPED = Counter("fencepost_history_skipped_records", "Records of run-events that are no run events.")
-LAG_EVENTS = Gauge("fencepost_history_lag_records", "Records of run-events not read yet.", ["partition"])
 
 # A transaction takes about 20 ms however small it is, so small ones wait for company.
 GATHER_S = 0.2
@@ -143,8 +138,8 @@ class HistoryProjector:
         except (duckdb.ConversionException, duckdb.ConstraintException, duckdb.InvalidInputException) as error:
             self._append_apart(batches, error)
             return
-        EVENTS_PROJECTED.inc(kept)
-        EVENTS_REPEATED.inc(len(rows) - kept)
+        HISTORY_EVENTS.inc(kept)
+        HISTORY_REPEATED_EVENTS.inc(len(rows) - kept)
 
     def _append_apart(self, batches: Sequence[Batch], error: duckdb.Error) -> None:
         """Halve until the culprit is alone, then leave it out."""
@@ -163,7 +158,7 @@ class HistoryProjector:
         for position in consumer.position(list(assignment)):
             _, end = consumer.get_watermark_offsets(position, cached=True)
             lag[position.partition] = max(end - max(position.offset, 0), 0) if end >= 0 else 0
-            LAG_EVENTS.labels(position.partition).set(lag[position.partition])
+            HISTORY_LAG_RECORDS.labels(position.partition).set(lag[position.partition])
         self._lag = lag
 
 
@@ -184,5 +179,5 @@ def _is_record(message: Message) -> bool:
 
 
 def _skip(partition: int, offset: int, error: Exception) -> None:
-    RECORDS_SKIPPED.inc()
+    HISTORY_RECORDS_SKIPPED.inc()
     log.error("left out the record at %s:%s: %s", partition, offset, error)

@@ -51,11 +51,13 @@ class HistoryQueries:
     def __init__(self, store: HistoryStore, *, time_limit_s: float = 10.0) -> None:
         self._store = store
         self._time_limit_s = time_limit_s
+        self._running: set[duckdb.DuckDBPyConnection] = set()
+        self._stopping = False
 
     def query(self, tenant: str, sql: str, limit: int = 1000) -> Answer:
         """The rows of a SELECT over `run_events` and `runs` of one tenant, at most `limit` (≤ 10,000) of them.
 
-        Raises QueryRejected (never to be repeated as it is) or HistoryBusy (memory is short for the moment).
+        Raises QueryRejected (never to be repeated as it is) or HistoryBusy (short of memory, or stopping).
         """
         if not 1 <= limit <= MAX_ROWS:
             raise QueryRejected(f"limit must be 1 to {MAX_ROWS}", field="limit")
@@ -67,18 +69,30 @@ class HistoryQueries:
             rows = reader.fetchall()
         return Answer(columns, [[json_ready(value) for value in row] for row in rows[:limit]], len(rows) > limit)
 
+    def stop(self) -> None:
+        """End what is running and what still comes, from any thread."""
+        self._stopping = True
+        for reader in tuple(self._running):
+            reader.interrupt()
+
     @contextmanager
     def _time_limit(self, reader: duckdb.DuckDBPyConnection) -> Iterator[None]:
         timer = threading.Timer(self._time_limit_s, reader.interrupt)
         timer.daemon = True
+        self._running.add(reader)
         timer.start()
         try:
+            if self._stopping:
+                raise duckdb.InterruptException
             yield
         except duckdb.InterruptException as error:
+            if self._stopping:
+                raise HistoryBusy("the history is stopping") from error
             raise QueryRejected(f"the query took longer than {self._time_limit_s:g} s") from error
         finally:
             timer.cancel()
             timer.join()  # an interrupt that is just being sent must not meet a closed cursor
+            self._running.discard(reader)
 
 
 def confine(conn: duckdb.DuckDBPyConnection, sql: str) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from uuid import UUID
 
 import duckdb
 import msgspec
-import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -27,6 +26,7 @@ from starlette.routing import Route
 
 from schemas.codec import Codec
 from schemas.errors import CommandRejected, HistoryBusy, QueryRejected
+from streams.embedded_server import EmbeddedServer
 from streams.history_projector import HistoryProjector
 from streams.history_queries import HistoryQueries, json_ready
 from streams.history_store import HistoryStore, RunState
@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 # Under stress history is shed first: no more than these run, and the next waits no longer than this for its turn.
 CONCURRENT_QUERIES = 2
 QUEUE_WAIT_S = 2.0
-STOP_GRACE_S = 5
 _REOPEN_S = 0.5
 
 
@@ -113,14 +112,25 @@ class HistoryService:
 class HistoryRole:
     """Runs the projector and the service over one DuckDB file, which no other process may have open.
 
-    port: 0 for a free one. `url` and `ready` tell when and where it answers.
+    port: 0 for a free one. `url` and `ready` tell where and when it answers.
     """
 
-    def __init__(self, bootstrap: str, topics: Topics, codec: Codec, path: Path, host: str, port: int) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        topics: Topics,
+        codec: Codec,
+        path: Path,
+        host: str,
+        port: int,
+        *,
+        query_limit_s: float = 10.0,
+    ) -> None:
         self._bootstrap = bootstrap
         self._topics = topics
         self._codec = codec
         self._path = path
+        self._query_limit_s = query_limit_s
         self._socket = socket.create_server((host, port))
         self._host = host
         self.ready = asyncio.Event()
@@ -152,16 +162,9 @@ class HistoryRole:
 
     async def _run_on(self, store: HistoryStore, stop: asyncio.Event) -> None:
         projector = HistoryProjector(store, self._bootstrap, self._topics.run_events, self._codec)
-        service = HistoryService(store, HistoryQueries(store), projector)
-        server = _EmbeddedServer(
-            uvicorn.Config(
-                service.app(),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                timeout_graceful_shutdown=STOP_GRACE_S,
-            )
-        )
+        queries = HistoryQueries(store, time_limit_s=self._query_limit_s)
+        service = HistoryService(store, queries, projector)
+        server = EmbeddedServer(service.app())
         stop_projector = threading.Event()
         projecting = asyncio.create_task(asyncio.to_thread(projector.run, stop_projector))
         serving = asyncio.create_task(server.serve(sockets=[self._socket]))
@@ -171,18 +174,12 @@ class HistoryRole:
             await asyncio.wait({projecting, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
-            server.should_exit = True
             stop_projector.set()
-            await asyncio.gather(serving, projecting)
+            queries.stop()
+            server.stop()
+            await asyncio.wait({projecting, serving})
             service.close()
-
-
-class _EmbeddedServer(uvicorn.Server):
-    """uvicorn inside a loop whose signals belong to the composition root."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+        await asyncio.gather(projecting, serving)  # raises what ended either
 
 
 def run_body(state: RunState) -> dict[str, Any]:
@@ -200,9 +197,14 @@ def _parse_body(raw: bytes) -> QueryBody:
     try:
         return msgspec.json.decode(raw, type=QueryBody)
     except msgspec.ValidationError as error:
-        raise QueryRejected(str(error), field=str(error).rpartition("$.")[2].rstrip("`") or "sql") from error
+        raise QueryRejected(str(error), field=_named_field(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise QueryRejected(f"the body is no JSON: {error}", field="") from error
+
+
+def _named_field(message: str) -> str:
+    """The field that msgspec names last: "… missing required field `tenant`", "Expected … - at `$.limit`"."""
+    return message.rpartition("`")[0].rpartition("`")[2].removeprefix("$").removeprefix(".")
 
 
 Handler = Callable[[Request], Awaitable[Response]]

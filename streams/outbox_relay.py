@@ -13,22 +13,18 @@ import logging
 import time
 from collections.abc import Sequence
 
-from confluent_kafka import KafkaError, Message, Producer
-from prometheus_client import Counter, Gauge
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from psycopg import AsyncConnection
 
 from ledger.connection import SESSION_OPTIONS, Connection, ledger_errors
 from ledger.outbox import OutboxRow, delete_from_outbox, outbox_lag, read_outbox, try_lock_relay
 from schemas.codec import Codec
 from schemas.errors import KafkaUnavailable, TryAgain
+from streams.metrics import OUTBOX_EVENTS_PUBLISHED, OUTBOX_LAG_SECONDS, OUTBOX_ROWS
 from streams.outbox_events import EventRecord, pack_events
 from streams.topics import RUN_EVENTS_MAX_BYTES, Topics
 
 log = logging.getLogger(__name__)
-
-EVENTS_PUBLISHED = Counter("fencepost_outbox_events_published", "Events that Kafka acknowledged.", ["shard"])
-OUTBOX_LAG_S = Gauge("fencepost_outbox_lag_seconds", "For how long the oldest event has been waiting.", ["shard"])
-OUTBOX_ROWS = Gauge("fencepost_outbox_rows", "Outbox rows that wait to be published.", ["shard"])
 
 # A relay that is frozen must lose its lock: it is not idle for longer than the 0.5 s between two looks at Kafka.
 RELAY_SESSION_OPTIONS = f"{SESSION_OPTIONS} -c idle_session_timeout=15s"
@@ -112,7 +108,7 @@ class OutboxRelay:
                 return
             await self._observe(conn)
         await delete_from_outbox(conn, [row.id for row in rows])
-        EVENTS_PUBLISHED.labels(self._shard).inc(sum(len(record.events) for record in records))
+        OUTBOX_EVENTS_PUBLISHED.labels(self._shard).inc(sum(len(record.events) for record in records))
         self._batch_rows = _next_batch_rows(len(rows), records)
 
     async def _observe(self, conn: Connection) -> None:
@@ -121,7 +117,7 @@ class OutboxRelay:
             return
         rows, lag_s = await outbox_lag(conn)
         OUTBOX_ROWS.labels(self._shard).set(rows)
-        OUTBOX_LAG_S.labels(self._shard).set(lag_s)
+        OUTBOX_LAG_SECONDS.labels(self._shard).set(lag_s)
         self._observed = time.monotonic()
 
 
@@ -150,8 +146,9 @@ class EventPublisher:
                 "message.max.bytes": RUN_EVENTS_MAX_BYTES,
                 "linger.ms": 0,
                 "compression.type": "lz4",
-                "queue.buffering.max.messages": 100_000,
-                "queue.buffering.max.kbytes": 256 * 1024,
+                # The batch is the bound. A full queue would make `send` wait for a broker that may be away.
+                "queue.buffering.max.messages": 0,
+                "queue.buffering.max.kbytes": 2**31 - 1,
                 "reconnect.backoff.max.ms": 1000,
                 "socket.keepalive.enable": True,
             },
@@ -159,11 +156,17 @@ class EventPublisher:
         )
 
     def send(self, rows: Sequence[OutboxRow], shard: str) -> list[EventRecord]:
-        """Hand the rows' events to the producer, as records that it keeps in order in each partition."""
+        """Hand the rows' events to the producer, as records that it keeps in order in each partition.
+
+        Raises KafkaUnavailable when it takes no more, for instance after a fatal error.
+        """
         records = pack_events(rows, shard)
         for record in records:
             value = self._codec.encode("RunEvents", {"partition": record.partition, "events": record.events})
-            self._producer.produce(self._topic, value=value, partition=record.partition, on_delivery=self._delivered)
+            try:
+                self._producer.produce(self._topic, value, partition=record.partition, on_delivery=self._delivered)
+            except KafkaException as error:
+                raise KafkaUnavailable(f"{self._topic} takes no events: {error}") from error
         return records
 
     def wait(self, timeout_s: float) -> int:

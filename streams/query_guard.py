@@ -80,17 +80,20 @@ def parse_query(conn: duckdb.DuckDBPyConnection, sql: str) -> Node:
     """The parse tree of one SELECT that holds nothing outside the lists. Raises QueryRejected with the reason."""
     if len(sql) > MAX_SQL_CHARS:
         raise QueryRejected(f"the query has {len(sql)} characters, more than {MAX_SQL_CHARS}")
-    statements = parse_statements(conn, sql)
-    if len(statements) != 1:
-        raise QueryRejected(f"exactly one SELECT is expected, not {len(statements)} statements")
-    _Guard().check(statements[0], TABLES)
+    try:
+        statements = parse_statements(conn, sql)
+        if len(statements) != 1:
+            raise QueryRejected(f"exactly one SELECT is expected, not {len(statements)} statements")
+        _Guard().check(statements[0], TABLES)
+    except RecursionError:
+        raise QueryRejected("the query is nested too deeply") from None
     return statements[0]
 
 
 def parse_statements(conn: duckdb.DuckDBPyConnection, sql: str) -> list[Node]:
-    """DuckDB's parse trees, nested at most 256 deep.
+    """DuckDB's parse trees. Raises QueryRejected for anything but SELECTs and for what does not parse.
 
-    Raises QueryRejected for anything but SELECTs, for what does not parse and for what is nested deeper.
+    Also RecursionError: the trees of some hundred nested expressions are deeper than Python's stack.
     """
     if "\0" in sql:
         raise QueryRejected("the query has a NUL character")

@@ -17,10 +17,10 @@ from ledger.connection import Connection, Pool
 from ledger.outbox import read_outbox
 from schemas.codec import Codec
 from schemas.errors import KafkaUnavailable
+from streams.metrics import OUTBOX_EVENTS_PUBLISHED
 from streams.outbox_events import EventRecord
 from streams.outbox_relay import (
     BATCH_MAX_ROWS,
-    EVENTS_PUBLISHED,
     EventPublisher,
     OutboxRelay,
     _next_batch_rows,
@@ -88,7 +88,7 @@ async def test_events_reach_the_topic_and_their_rows_leave_the_outbox(
     start_relay: RelayStart, ledger_pool: Pool, kafka_broker: KafkaBroker, topics: Topics
 ) -> None:
     runs = some_runs(10)
-    before = EVENTS_PUBLISHED.labels("0")._value.get()
+    before = OUTBOX_EVENTS_PUBLISHED.labels("0")._value.get()
     async with ledger_pool.connection() as conn, start_relay():
         await put_in_outbox(conn, runs, 1, result='{"ok":true}')
         await wait_until_empty(conn)
@@ -97,7 +97,7 @@ async def test_events_reach_the_topic_and_their_rows_leave_the_outbox(
     assert {(event["type"], event["lane"], event["result"]) for event in events} == {
         ("run_leased", "normal", '{"ok":true}')
     }
-    assert EVENTS_PUBLISHED.labels("0")._value.get() - before == 10
+    assert OUTBOX_EVENTS_PUBLISHED.labels("0")._value.get() - before == 10
 
 
 async def test_every_run_keeps_the_order_of_its_events(

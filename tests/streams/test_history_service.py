@@ -1,0 +1,207 @@
+"""The history role as the API meets it: over HTTP, on real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from uuid import UUID
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from connectors.stack import KafkaBroker
+from schemas.codec import Codec
+from streams.history_service import HistoryRole
+from streams.topics import Topics
+from tests.streams.event_samples import JOB_ID, life_of, new_topics, produce_events, run_event
+
+DEADLINE_S = 30.0
+RoleStart = Callable[[], AbstractAsyncContextManager[HistoryRole]]
+
+PREDECESSOR = """
+import asyncio, sys
+from pathlib import Path
+from schemas.codec import Codec
+from streams.history_service import HistoryRole
+from streams.topics import Topics
+
+role = HistoryRole(sys.argv[1], Topics(sys.argv[2]), Codec(), Path(sys.argv[3]), "127.0.0.1", 0)
+print(role.url, flush=True)
+asyncio.run(role.run(asyncio.Event()))
+"""
+
+DONE, DEAD = UUID(int=1), UUID(int=2)
+
+
+@pytest.fixture
+def topics(kafka_broker: KafkaBroker) -> Topics:
+    topics = new_topics(kafka_broker.bootstrap)
+    died = run_event(DEAD, 1, "run_dead", tenant="umbra", attempt=5, leaseToken=6, reason="boom")
+    produce_events(kafka_broker.bootstrap, topics, [*life_of(DONE), died], partition=1)
+    return topics
+
+
+@pytest.fixture
+def start_role(kafka_broker: KafkaBroker, topics: Topics, tmp_path: Path) -> RoleStart:
+    """Runs the role for the length of a `with` block, which fails if the role did."""
+
+    @asynccontextmanager
+    async def running() -> AsyncIterator[HistoryRole]:
+        path = tmp_path / "history.duckdb"
+        role = HistoryRole(kafka_broker.bootstrap, topics, Codec(), path, "127.0.0.1", 0, query_limit_s=3)
+        stop = asyncio.Event()
+        task = asyncio.create_task(role.run(stop))
+        try:
+            yield role
+        finally:
+            stop.set()
+            await asyncio.wait_for(task, DEADLINE_S)
+
+    return running
+
+
+@pytest_asyncio.fixture
+async def client(start_role: RoleStart) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a role that has read what there is."""
+    async with start_role() as role, httpx.AsyncClient(base_url=role.url, timeout=DEADLINE_S) as client:
+        await asyncio.wait_for(role.ready.wait(), DEADLINE_S)
+        await _until_known(client, DEAD)
+        yield client
+
+
+async def _until_known(client: httpx.AsyncClient, run_id: UUID) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while (await client.get(f"/runs/{run_id}")).status_code != 200:  # noqa: ASYNC110 - another process's news
+            await asyncio.sleep(0.05)
+
+
+async def test_a_query_answers_columns_and_rows(client: httpx.AsyncClient) -> None:
+    body = {"tenant": "acme", "sql": "SELECT type, version FROM run_events ORDER BY version", "limit": 2}
+    answer = await client.post("/query", json=body)
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "columns": [{"name": "type", "type": "VARCHAR"}, {"name": "version", "type": "BIGINT"}],
+        "rows": [["run_scheduled", 1], ["run_leased", 2]],
+        "truncated": True,
+    }
+
+
+async def test_a_query_sees_one_tenant(client: httpx.AsyncClient) -> None:
+    for tenant, states in {"acme": [["completed"]], "umbra": [["dead"]], "nobody": []}.items():
+        answer = await client.post("/query", json={"tenant": tenant, "sql": "SELECT state FROM runs"})
+        assert answer.json()["rows"] == states
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ('{"tenant":"acme","sql":"DROP TABLE runs"}', "sql"),
+        ('{"tenant":"acme","sql":"FROM runs","limit":0}', "limit"),
+        ('{"tenant":"acme","sql":"FROM runs","limit":"many"}', "limit"),
+        ('{"tenant":"acme","sql":1}', "sql"),
+        ('{"tenant":"acme","sql":"FROM runs","sqll":1}', "sqll"),
+        ('{"sql":"FROM runs"}', "tenant"),
+        ("{", None),
+    ],
+)
+async def test_a_query_that_cannot_be_right_is_a_problem_that_names_the_field(
+    client: httpx.AsyncClient, body: str, field: str | None
+) -> None:
+    answer = await client.post("/query", content=body)
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+    assert answer.json().get("field") == field
+    assert answer.json()["detail"]
+
+
+async def test_a_run_tells_its_latest_state(client: httpx.AsyncClient) -> None:
+    assert (await client.get(f"/runs/{DONE}")).json() == {
+        "runId": str(DONE),
+        "jobId": str(JOB_ID),
+        "tenant": "acme",
+        "queue": "mail",
+        "lane": "normal",
+        "state": "completed",
+        "version": 3,
+        "attempt": 1,
+        "leaseToken": 1,
+        "scheduledFor": "2026-03-01T12:00:00Z",
+        "dueAt": "2026-03-01T12:00:00Z",
+        "firstLeasedAt": "2026-03-01T12:00:00.500000Z",
+        "latenessMs": 500.0,
+        "leaseExpiresAt": None,
+        "finishedAt": "2026-03-01T12:00:03Z",
+        "workerId": "worker-1",
+        "reason": None,
+        "result": {"sent": 2},
+        "updatedAt": "2026-03-01T12:00:03Z",
+    }
+    dead = (await client.get(f"/runs/{DEAD}")).json()
+    assert (dead["tenant"], dead["state"], dead["reason"], dead["result"]) == ("umbra", "dead", "boom", None)
+
+
+@pytest.mark.parametrize("run_id", [UUID(int=3), "nonsense", "' OR true --"])
+async def test_an_unknown_run_is_not_found(client: httpx.AsyncClient, run_id: UUID | str) -> None:
+    answer = await client.get(f"/runs/{run_id}")
+    assert (answer.status_code, answer.json()["status"]) == (404, 404)
+
+
+async def test_health_tells_the_lag_of_each_partition(client: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while (health := (await client.get("/healthz")).json())["lag"].get("1") != 0:  # noqa: ASYNC110 - polled
+            await asyncio.sleep(0.05)
+    assert health == {"status": "ok", "kafka": True, "lag": {"0": 0, "1": 0, "2": 0, "3": 0}}
+
+
+async def test_metrics_are_prometheus_text(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert 'fencepost_history_lag_records{partition="1"}' in answer.text
+
+
+async def test_queries_beyond_the_budget_are_turned_away(client: httpx.AsyncClient) -> None:
+    slow = "SELECT count(*) FROM " + ", ".join(f"run_events e{n}" for n in range(30))
+    asks = [client.post("/query", json={"tenant": "acme", "sql": slow}) for _ in range(3)]
+    answers = await asyncio.gather(*asks)
+    assert sorted(answer.status_code for answer in answers) == [422, 422, 503]
+    [turned_away] = [answer for answer in answers if answer.status_code == 503]
+    assert int(turned_away.headers["retry-after"]) >= 1
+    assert turned_away.json()["retryAfterSeconds"] >= 1
+    assert (await client.post("/query", json={"tenant": "acme", "sql": "SELECT 1"})).status_code == 200
+
+
+async def test_a_role_stops_at_once_with_a_query_running(start_role: RoleStart) -> None:
+    slow = "SELECT count(*) FROM " + ", ".join(f"run_events e{n}" for n in range(30))
+    async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
+        async with start_role() as role:
+            client.base_url = httpx.URL(role.url)
+            await _until_known(client, DEAD)
+            asking = asyncio.create_task(client.post("/query", json={"tenant": "acme", "sql": slow}))
+            await asyncio.sleep(0.3)  # until it runs
+            began = asyncio.get_running_loop().time()
+        assert asyncio.get_running_loop().time() - began < 2
+        assert (await asking).status_code == 503
+
+
+async def test_a_successor_waits_for_the_file_and_reads_on(
+    start_role: RoleStart, kafka_broker: KafkaBroker, topics: Topics, tmp_path: Path
+) -> None:
+    argv = [sys.executable, "-c", PREDECESSOR, kafka_broker.bootstrap, topics.prefix, str(tmp_path / "history.duckdb")]
+    predecessor = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE)
+    assert predecessor.stdout is not None
+    url = (await asyncio.wait_for(predecessor.stdout.readline(), DEADLINE_S)).decode().strip()
+    async with httpx.AsyncClient(base_url=url) as client:
+        await _until_known(client, DEAD)
+    async with start_role() as successor:
+        waiting = asyncio.create_task(successor.ready.wait())
+        done, _ = await asyncio.wait({waiting}, timeout=1)
+        assert not done
+        predecessor.kill()
+        await predecessor.wait()
+        await asyncio.wait_for(waiting, DEADLINE_S)
+        async with httpx.AsyncClient(base_url=successor.url) as client:
+            assert (await client.get(f"/runs/{DONE}")).json()["state"] == "completed"
