@@ -21,11 +21,20 @@ from ledger.completions import AttemptEnd, Completion, Ended, Failure, what_ende
 from ledger.connection import Pool, session
 from ledger.runs import RunState, read_run
 from ledger.tokens import Identity
+from schemas import http
 
 HISTORY_CATCHES_UP_S = 2.0
 ASK_AGAIN_S = 0.1
 SIDE_BY_SIDE = 8
 _ENDED = frozenset({"completed", "dead", "cancelled", "skipped"})
+# What a failure can have led to: the event, and the history's state after it.
+_OUTCOMES: dict[str, http.FailedAs] = {
+    "run_retried": "retried",
+    "run_dead": "dead",
+    "run_held": "held",
+    "run_cancelled": "cancelled",
+}
+_EVENTS = {"retrying": "run_retried", "dead": "run_dead", "held": "run_held", "cancelled": "run_cancelled"}
 
 
 class End(NamedTuple):
@@ -75,9 +84,12 @@ class EndedAttempts:
                 end = End(*(getattr(waits_in_outbox, field) for field in End._fields))
             else:
                 end = _grave(row) or await self._end_in_history(identity, ask, row, until)
-        if end.event == "run_completed" or (end.lease_token, end.reason) != (ask.lease_token, ask.reason):
+        outcome = _OUTCOMES.get(end.event)
+        # A cancelled run's reason is its job's deletion, whoever gave the run back.
+        reason = end.reason if outcome != "cancelled" else ask.reason
+        if outcome is None or (end.lease_token, reason) != (ask.lease_token, ask.reason):
             raise lease_lost("the attempt ended otherwise" if row is None else _why(row, ask.lease_token))
-        return Ended(ask.run_id, "dead" if end.event == "run_dead" else "retried", end.due_at)
+        return Ended(ask.run_id, outcome, end.due_at if outcome == "retried" else None)
 
     async def why_lost(self, identity: Identity, run_id: UUID, lease_token: int) -> Problem:
         """Why a heartbeat or release found no lease: a 409. Raises Problem 404 for a run that never was, or 403."""
@@ -98,8 +110,7 @@ class EndedAttempts:
         known = await self._ask_history(
             identity, ask.run_id, until, lambda known: known.state in _ENDED or known.version >= since > 0
         )
-        event = {"dead": "run_dead", "retrying": "run_retried"}.get(known.state, "run_completed")
-        return End(event, known.lease_token, known.reason, known.due_at)
+        return End(_EVENTS.get(known.state, "run_completed"), known.lease_token, known.reason, known.due_at)
 
     async def _look(
         self, identity: Identity, run_id: UUID, lease_token: int

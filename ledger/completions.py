@@ -8,8 +8,10 @@ from typing import Literal, NamedTuple
 from uuid import UUID
 
 from ledger.connection import Connection
+from ledger.fence import hold_job_states
 from ledger.leases import OF_CALLER
 from ledger.outbox import emit
+from ledger.returns import JOB_OF_RUN, TAKE_BACK, fate
 
 
 class Completion(NamedTuple):
@@ -72,34 +74,40 @@ async def complete_runs(
 
 
 class Ended(NamedTuple):
-    """What became of a run whose attempt ended without success; due_at is its next attempt's."""
+    """What became of a run whose attempt ended without success; due_at is its next attempt's.
+
+    retried: it waits until due_at. dead: no attempts are left, or the failure was permanent. held: it would be retried,
+    once its paused job is resumed. cancelled: it would be retried, but its job was deleted.
+    """
 
     run_id: UUID
-    outcome: Literal["retried", "dead"]
+    outcome: Literal["retried", "dead", "held", "cancelled"]
     due_at: datetime | None
 
 
-# Needs a CTE `ended (run_id, reason, permanent, retry_after_s, worker_id)` whose runs are locked.
-# Full jitter: uniform in [0, min(600, 2^attempt)] s. Source: DESIGN, Policies.
+def _ended(reason: str, permanent: str, retry_after_s: str) -> str:
+    """The columns of `ended`, see ledger/returns.py, from SQL for how the attempt ended.
+
+    Full jitter: uniform in [0, min(600, 2^attempt)] s. Source: DESIGN, Policies.
+    """
+    return f"""
+    r.run_id, CASE WHEN {permanent} OR r.attempt >= r.max_attempts THEN 'dead' ELSE {fate("retried")} END AS fate,
+    r.attempt, r.worker_id, {reason} AS reason,
+    coalesce(%(now)s::timestamptz, now()) + interval '1 second'
+        * coalesce({retry_after_s}, random() * least(600, power(2, least(r.attempt, 10)))) AS due_at
+    """
+
+
 _RETRY_OR_BURY = f"""
-buried AS (
+{TAKE_BACK}, buried AS (
     DELETE FROM runs r USING ended e
-    WHERE r.run_id = e.run_id AND (e.permanent OR r.attempt >= r.max_attempts)
+    WHERE r.run_id = e.run_id AND e.fate = 'dead'
     RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,
               r.max_attempts, r.lease_token, r.scheduled_for, r.payload, e.worker_id, e.reason
 ), grave AS (
     INSERT INTO dead_runs (run_id, job_id, partition, tenant, queue, lane, version, attempt, max_attempts, lease_token,
                            scheduled_for, payload, worker_id, reason, died_at)
     SELECT *, coalesce(%(now)s::timestamptz, now()) FROM buried
-), retried AS (
-    UPDATE runs r
-    SET state = 'pending', version = r.version + 1, lease_expires_at = NULL, worker_id = NULL,
-        due_at = coalesce(%(now)s::timestamptz, now()) + interval '1 second'
-                 * coalesce(e.retry_after_s, random() * least(600, power(2, least(r.attempt, 10))))
-    FROM ended e
-    WHERE r.run_id = e.run_id AND NOT (e.permanent OR r.attempt >= r.max_attempts)
-    RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version, r.attempt, r.lease_token,
-              r.scheduled_for, r.due_at, e.worker_id, e.reason
 ), dead_event AS (
     {
     emit(
@@ -116,7 +124,7 @@ buried AS (
     {
     emit(
         "run_retried",
-        "retried",
+        "returned WHERE fate = 'retried'",
         attempts="attempt",
         lease_tokens="lease_token",
         scheduled_for="scheduled_for",
@@ -126,9 +134,7 @@ buried AS (
     )
 }
 )
-SELECT run_id, 'dead' AS outcome, NULL AS due_at FROM buried
-UNION ALL
-SELECT run_id, 'retried', due_at FROM retried
+SELECT run_id, fate, CASE fate WHEN 'retried' THEN due_at END FROM ended
 """
 
 
@@ -149,12 +155,12 @@ class Failure(NamedTuple):
 
 FAIL_RUNS = f"""
 WITH ended AS (
-    SELECT r.run_id, c.reason, c.permanent, c.retry_after_s, r.worker_id
+    SELECT {_ended("c.reason", "c.permanent", "c.retry_after_s")}
     FROM unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(reasons)s::text[], %(permanent)s::bool[],
                 %(retry_after_s)s::float8[], %(tenants)s::text[], %(queues)s::text[])
-             AS c (run_id, lease_token, reason, permanent, retry_after_s, tenant, queues),
-         runs r
-    WHERE r.run_id = c.run_id AND r.lease_token = c.lease_token AND r.state = 'leased'
+             AS c (run_id, lease_token, reason, permanent, retry_after_s, tenant, queues)
+         JOIN runs r ON r.run_id = c.run_id {JOB_OF_RUN}
+    WHERE r.lease_token = c.lease_token AND r.state = 'leased'
       AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now()) AND {OF_CALLER}
     FOR UPDATE OF r
 ), {_RETRY_OR_BURY}
@@ -167,10 +173,12 @@ async def fail_runs(conn: Connection, failures: Sequence[Failure], *, now: datet
     failures: at most 1,000, of distinct runs. A run missing from the answer has lost its lease.
     """
     failures = sorted(failures, key=lambda failure: failure.run_id.int)
+    run_ids = [failure.run_id for failure in failures]
+    await hold_job_states(conn, run_ids)
     cursor = await conn.execute(
         FAIL_RUNS,
         {
-            "run_ids": [failure.run_id for failure in failures],
+            "run_ids": run_ids,
             "lease_tokens": [failure.lease_token for failure in failures],
             "reasons": [failure.reason for failure in failures],
             "permanent": [failure.permanent for failure in failures],
@@ -185,9 +193,9 @@ async def fail_runs(conn: Connection, failures: Sequence[Failure], *, now: datet
 
 EXPIRE_LEASES = f"""
 WITH ended AS (
-    SELECT r.run_id, 'lease expired' AS reason, false AS permanent, NULL::float8 AS retry_after_s, r.worker_id
-    FROM unnest(%(run_ids)s::uuid[]) AS l (run_id), runs r
-    WHERE r.run_id = l.run_id AND r.state = 'leased' AND r.lease_expires_at <= coalesce(%(now)s::timestamptz, now())
+    SELECT {_ended("'lease expired'::text", "false", "NULL::float8")}
+    FROM unnest(%(run_ids)s::uuid[]) AS l (run_id) JOIN runs r ON r.run_id = l.run_id {JOB_OF_RUN}
+    WHERE r.state = 'leased' AND r.lease_expires_at <= coalesce(%(now)s::timestamptz, now())
     FOR UPDATE OF r
 ), {_RETRY_OR_BURY}
 """
@@ -198,6 +206,7 @@ async def expire_leases(conn: Connection, run_ids: Sequence[UUID], *, now: datet
 
     A run missing from the answer is not leased, or its lease was extended: see `lease_expiries`.
     """
+    await hold_job_states(conn, run_ids)
     cursor = await conn.execute(EXPIRE_LEASES, {"run_ids": sorted(run_ids), "now": now})
     return [Ended(*row) for row in await cursor.fetchall()]
 
@@ -214,15 +223,18 @@ async def lease_expiries(conn: Connection, run_ids: Sequence[UUID]) -> dict[UUID
 
 
 class AttemptEnd(NamedTuple):
-    """The end of an attempt as its event tells it; due_at is the next attempt's."""
+    """The end of an attempt, or of a run that nobody had leased, as its event tells it.
+
+    lease_token: None when no lease ended. due_at: the next attempt's.
+    """
 
     event: str
-    lease_token: int
+    lease_token: int | None
     tenant: str
     queue: str
     lane: int
     job_id: UUID
-    attempt: int
+    attempt: int | None
     scheduled_for: datetime
     worker_id: str | None
     due_at: datetime | None
@@ -230,17 +242,22 @@ class AttemptEnd(NamedTuple):
     result: str | None
 
 
+_ENDS = ["run_completed", "run_dead", "run_retried", "run_held", "run_cancelled", "run_skipped"]
 WHAT_ENDED = """
 SELECT o.event, o.lease_tokens[i], o.tenants[i], o.queues[i], o.lanes[i], o.job_ids[i], o.attempts[i],
        o.scheduled_for[i], o.worker_ids[i], o.due_at[i], o.reasons[i], o.results[i]
 FROM outbox o, LATERAL array_position(o.run_ids, %(run_id)s::uuid) AS i
-WHERE o.run_ids @> ARRAY[%(run_id)s::uuid] AND o.event IN ('run_completed', 'run_dead', 'run_retried')
+WHERE o.run_ids @> ARRAY[%(run_id)s::uuid] AND o.event = ANY (%(ends)s)
   AND (%(lease_token)s::bigint IS NULL OR o.lease_tokens[i] = %(lease_token)s)
 ORDER BY o.id DESC LIMIT 1
 """
 
 
 async def what_ended(conn: Connection, run_id: UUID, lease_token: int | None = None) -> AttemptEnd | None:
-    """The last end of an attempt of the run (of that lease) that still waits in the outbox. The miss path: it scans."""
-    row = await (await conn.execute(WHAT_ENDED, {"run_id": run_id, "lease_token": lease_token})).fetchone()
+    """The last end of the run or of an attempt of it, that still waits in the outbox. The miss path: it scans.
+
+    lease_token: only the end of that lease.
+    """
+    asked = {"run_id": run_id, "lease_token": lease_token, "ends": _ENDS}
+    row = await (await conn.execute(WHAT_ENDED, asked)).fetchone()
     return AttemptEnd(*row) if row else None

@@ -9,9 +9,9 @@ from datetime import datetime
 import psycopg
 from psycopg import AsyncConnection, errors
 from psycopg.rows import TupleRow
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from psycopg_pool import AsyncConnectionPool
 
-from schemas.errors import EpochLost, InvariantBroken, LedgerUnavailable
+from schemas.errors import EpochLost, FencepostError, InvariantBroken, LedgerUnavailable
 
 Connection = AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[Connection]
@@ -57,24 +57,28 @@ async def ledger_pool(dsn: str, *, size: int = 4, name: str = "fencepost") -> As
 
 @contextmanager
 def ledger_errors(partition: int | None = None) -> Iterator[None]:
-    """Raise our errors for psycopg's: EpochLost, LedgerUnavailable (nothing is known written), InvariantBroken."""
+    """Raise our errors for psycopg's: EpochLost, LedgerUnavailable (nothing is known written), InvariantBroken.
+
+    What is none of these is a mistake in a statement, and goes on as it is.
+    """
     try:
         yield
-    except PoolTimeout as error:
-        raise LedgerUnavailable(f"the ledger did not answer: {error}") from error
     except psycopg.Error as error:
-        raise _ours(error, partition) from error
+        ours = _ours(error, partition)
+        if ours is None:
+            raise
+        raise ours from error
 
 
-def _ours(error: psycopg.Error, partition: int | None) -> Exception:
+def _ours(error: psycopg.Error, partition: int | None) -> FencepostError | None:
     # Our own codes first: psycopg takes a class it does not know for an OperationalError.
     if error.sqlstate in ("FP001", "FP002"):
         return EpochLost(partition)
-    if isinstance(error, psycopg.OperationalError):
+    if isinstance(error, psycopg.OperationalError):  # the pool's own errors are ones, too
         return LedgerUnavailable(f"the ledger did not answer: {error}")
     if isinstance(error, (errors.CheckViolation, errors.NotNullViolation)):
         return InvariantBroken(str(error))
-    return error
+    return None
 
 
 @asynccontextmanager

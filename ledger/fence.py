@@ -14,6 +14,7 @@ from datetime import datetime
 from uuid import UUID
 
 from ledger.connection import Connection, Pool, ledger_errors
+from schemas.errors import LedgerMismatch
 from schemas.ids import partition_of_run
 
 
@@ -81,19 +82,40 @@ async def api_transaction(pool: Pool, run_ids: Iterable[UUID]) -> AsyncIterator[
             yield conn
 
 
+# A run that comes back to its job (a retry, a release, the next occurrence) goes where the job's state says, and a job
+# whose state changes takes its waiting runs along. Side by side, each would miss what the other is about to commit. So
+# the first kind of writer shares this lock of the partition, the second has it alone. As with the fence, the statement
+# after the lock sees what the lock waited for. It is taken before any lock on a row that the other kind might want.
+HOLD_JOB_STATES = "SELECT pg_advisory_xact_lock_shared(fence_class() + 1, p) FROM unnest(%s::int[]) AS p"
+
+
+async def hold_job_states(conn: Connection, run_ids: Iterable[UUID]) -> None:
+    """Keep the states of these runs' jobs as they are until the transaction ends."""
+    await conn.execute(HOLD_JOB_STATES, (sorted({partition_of_run(run_id) for run_id in run_ids}),))
+
+
+CHANGE_JOB_STATES = "SELECT pg_advisory_xact_lock(fence_class() + 1, %s)"
+
+
+async def change_job_states(tx: OwnerTransaction) -> None:
+    """Wait for everybody who holds the states of the partition's jobs, and keep others from it until the end."""
+    await tx.conn.execute(CHANGE_JOB_STATES, (tx.fence.partition,))
+
+
 TAKE_OVER = "SELECT epoch, previous_owner, consumed_offset, decided_through FROM take_over(%s, %s)"
 
 
 async def take_over(pool: Pool, partition: int, owner: str) -> Takeover:
     """Make `owner` the partition's owner under a new epoch, after every transaction of the old one has ended.
 
-    owner: a nonce of the process, never reused. Raises LedgerUnavailable, EpochLost when the partition is not here.
+    owner: a nonce of the process, never reused. Raises LedgerUnavailable, LedgerMismatch for a partition that this
+    ledger does not have.
     """
     with ledger_errors(partition):
         async with pool.connection() as conn:
             row = await (await conn.execute(TAKE_OVER, (partition, owner))).fetchone()
     if row is None:
-        raise LookupError(f"partition {partition} is not in the ledger; was it initialised with fewer?")
+        raise LedgerMismatch([f"partition {partition} is not in the ledger; was it initialised with fewer?"])
     epoch, previous_owner, consumed_offset, decided_through = row
     return Takeover(Fence(partition, epoch, owner), previous_owner, consumed_offset, decided_through)
 

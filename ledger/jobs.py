@@ -11,7 +11,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from ledger.connection import Connection
-from ledger.fence import OwnerTransaction
+from ledger.fence import OwnerTransaction, change_job_states, hold_job_states
 from ledger.outbox import emit
 from ledger.runs import RUN_COLUMNS, PendingRun
 
@@ -126,7 +126,11 @@ SELECT run_id FROM held
 
 
 async def pause_jobs(tx: OwnerTransaction, job_ids: Sequence[UUID], *, now: datetime | None = None) -> list[UUID]:
-    """Pause active jobs and put their pending runs aside; returns the ids of those. A leased run goes on."""
+    """Pause active jobs and put their pending runs aside; returns the ids of those.
+
+    A leased run goes on; should it come back, it is put aside then (see ledger/returns.py).
+    """
+    await change_job_states(tx)
     cursor = await tx.conn.execute(PAUSE_JOBS, {"job_ids": list(job_ids), "now": now})
     return [row[0] for row in await cursor.fetchall()]
 
@@ -196,6 +200,7 @@ async def resume_jobs(
     tx: OwnerTransaction, resumptions: Sequence[Resumption], *, now: datetime | None = None
 ) -> list[PendingRun]:
     """Let paused jobs go on; returns the runs that wait from now on."""
+    await change_job_states(tx)
     columns = {field: [getattr(each, field) for each in resumptions] for field in Resumption._fields}
     cursor = await tx.conn.execute(RESUME_JOBS, {**columns, "now": now})
     return [PendingRun(*row) for row in await cursor.fetchall()]
@@ -230,7 +235,11 @@ SELECT run_id FROM dropped
 
 
 async def delete_jobs(tx: OwnerTransaction, job_ids: Sequence[UUID], *, now: datetime | None = None) -> list[UUID]:
-    """End jobs and drop the runs that nobody has leased; returns the ids of those."""
+    """End jobs and drop the runs that nobody has leased; returns the ids of those.
+
+    A leased run may still be completed; should it come back, it is dropped then (see ledger/returns.py).
+    """
+    await change_job_states(tx)
     cursor = await tx.conn.execute(DELETE_JOBS, {"job_ids": list(job_ids), "now": now})
     return [row[0] for row in await cursor.fetchall()]
 
@@ -275,6 +284,7 @@ async def advance_jobs(
     A job that was changed or advanced meanwhile is left alone: each occurrence is decided exactly once.
     """
     advances = sorted(advances, key=lambda advance: advance.job_id)
+    await hold_job_states(tx.conn, [advance.run_id for advance in advances if advance.run_id])
     columns = {field: [getattr(each, field) for each in advances] for field in Advance._fields}
     cursor = await tx.conn.execute(ADVANCE_JOBS, {**columns, "now": now})
     return [PendingRun(*row) for row in await cursor.fetchall()]

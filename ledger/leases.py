@@ -8,7 +8,9 @@ from typing import NamedTuple
 from uuid import UUID
 
 from ledger.connection import Connection
+from ledger.fence import hold_job_states
 from ledger.outbox import emit
+from ledger.returns import JOB_OF_RUN, TAKE_BACK, fate
 
 
 class LeaseAsk(NamedTuple):
@@ -144,19 +146,19 @@ class HeldLease(NamedTuple):
 
 
 RELEASE_RUNS = f"""
-WITH released AS (
-    UPDATE runs r
-    SET state = 'pending', version = r.version + 1, attempt = r.attempt - 1, lease_expires_at = NULL, worker_id = NULL
+WITH ended AS (
+    SELECT r.run_id, {fate("released")} AS fate, r.attempt - 1 AS attempt, r.due_at, r.worker_id, NULL::text AS reason
     FROM unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(tenants)s::text[], %(queues)s::text[])
              AS c (run_id, lease_token, tenant, queues)
-    WHERE r.run_id = c.run_id AND r.lease_token = c.lease_token AND r.state = 'leased'
+         JOIN runs r ON r.run_id = c.run_id {JOB_OF_RUN}
+    WHERE r.lease_token = c.lease_token AND r.state = 'leased'
       AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now()) AND {OF_CALLER}
-    RETURNING r.*
-), event AS (
+    FOR UPDATE OF r
+), {TAKE_BACK}, release_event AS (
     {
     emit(
         "run_released",
-        "released",
+        "returned WHERE fate = 'released'",
         attempts="attempt",
         lease_tokens="lease_token",
         scheduled_for="scheduled_for",
@@ -164,17 +166,22 @@ WITH released AS (
     )
 }
 )
-SELECT run_id FROM released
+SELECT run_id FROM ended
 """
 
 
 async def release_runs(conn: Connection, leases: Sequence[HeldLease], *, now: datetime | None = None) -> list[UUID]:
-    """Give leases back unexecuted, in the caller's API transaction: the attempt is not charged."""
+    """Give leases back unexecuted, in the caller's API transaction: the attempt is not charged.
+
+    A run whose job was paused meanwhile is held, one whose job was deleted is cancelled.
+    """
     leases = sorted(leases, key=lambda lease: lease.run_id.int)
+    run_ids = [lease.run_id for lease in leases]
+    await hold_job_states(conn, run_ids)
     cursor = await conn.execute(
         RELEASE_RUNS,
         {
-            "run_ids": [lease.run_id for lease in leases],
+            "run_ids": run_ids,
             "lease_tokens": [lease.lease_token for lease in leases],
             "tenants": [lease.tenant for lease in leases],
             "queues": [lease.queues for lease in leases],

@@ -20,7 +20,7 @@ _ALWAYS = {
 
 
 def emit(event: str, source: str, **columns: str) -> str:
-    """The SQL that puts one outbox row in for the rows of `source`, a CTE over runs (or jobs).
+    """The SQL that puts one outbox row in for the rows of `source`, a CTE over runs (or jobs), maybe with a WHERE.
 
     columns: outbox column = SQL expression over a row of `source`, beside those every event has. The statement around
     it must have a parameter `now`, which tests set and the product leaves NULL.

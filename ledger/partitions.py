@@ -90,6 +90,9 @@ async def advance_decided(tx: OwnerTransaction, through: datetime) -> None:
     await tx.conn.execute(ADVANCE_DECIDED, (through, tx.fence.partition, through))
 
 
+LOCK_ALL_PARTITIONS = """
+SELECT pg_advisory_xact_lock(fence_class(), p) FROM (SELECT partition FROM partitions ORDER BY partition) AS all_of (p)
+"""
 RESET_OFFSETS = """
 UPDATE partitions SET consumed_offset = 0, epoch = epoch + 1, owner = NULL, owner_since = now()
 WHERE consumed_offset > 0
@@ -99,6 +102,9 @@ WHERE consumed_offset > 0
 async def reset_offsets(conn: Connection) -> int:
     """The commands topic is a new one: read it from its beginning. Returns how many partitions had read an older one.
 
-    The epochs grow, so that no owner goes on with offsets of the topic that is gone.
+    The epochs grow, so that no owner goes on with offsets of the topic that is gone; as in a takeover, once every
+    transaction under the old epochs has ended.
     """
-    return (await conn.execute(RESET_OFFSETS)).rowcount
+    async with conn.transaction():
+        await conn.execute(LOCK_ALL_PARTITIONS)
+        return (await conn.execute(RESET_OFFSETS)).rowcount

@@ -221,8 +221,12 @@ class Extended(Answer):
     cancel: bool
 
 
+# held: to be retried once its paused job is resumed. cancelled: not retried, as its job was deleted.
+FailedAs = Literal["retried", "dead", "held", "cancelled"]
+
+
 class Failed(Answer, omit_defaults=True):
-    outcome: Literal["retried", "dead"]
+    outcome: FailedAs
     due_at: datetime | None = None
 
 
@@ -237,7 +241,7 @@ class RunAnswer(Answer, omit_defaults=True, kw_only=True):
     detail: str | None = None
     lease_expires_at: datetime | None = None
     cancel: bool | UnsetType = UNSET
-    outcome: Literal["retried", "dead"] | None = None
+    outcome: FailedAs | None = None
     due_at: datetime | None = None
 
 
@@ -288,6 +292,8 @@ class ProblemDocument(Answer, omit_defaults=True):
 
 def json_text(raw: Raw) -> str | None:
     """A JSON value as the ledger keeps it; None for null. Raises UnicodeDecodeError."""
+    if raw is ABSENT:
+        return None
     text = bytes(raw).decode()
     return None if text == "null" else text
 

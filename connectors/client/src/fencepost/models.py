@@ -74,8 +74,8 @@ class LeasedRun(Struct, rename="camel", kw_only=True, frozen=True):
     lease_token: int
     lease_expires_at: datetime
     scheduled_for: datetime
-    due_at: datetime | None = None
-    queue: str | None = None
+    due_at: datetime
+    queue: str
     payload: Any = None
 
 
@@ -116,6 +116,9 @@ class Release(Struct, rename="camel", frozen=True):
     lease_token: int
 
 
+FailedAs = Literal["retried", "dead", "held", "cancelled"]
+
+
 class OutcomeAnswer(Struct, rename="camel", kw_only=True, frozen=True):
     """One run's part of a batch answer.
 
@@ -127,7 +130,7 @@ class OutcomeAnswer(Struct, rename="camel", kw_only=True, frozen=True):
     status: int
     lease_expires_at: datetime | None = None
     cancel: bool = False
-    outcome: Literal["retried", "dead"] | None = None
+    outcome: FailedAs | None = None
     due_at: datetime | None = None
 
 
@@ -143,9 +146,12 @@ class BeatAnswer(Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class FailureAnswer(Struct, rename="camel", kw_only=True, frozen=True):
-    """dead: no attempts are left, or the failure was permanent. due_at: of the next attempt."""
+    """dead: no attempts are left, or the failure was permanent. due_at: of the next attempt.
 
-    outcome: Literal["retried", "dead"]
+    held: it is retried once its paused job is resumed. cancelled: it is not, as its job was deleted.
+    """
+
+    outcome: FailedAs
     due_at: datetime | None = None
 
 
