@@ -21,7 +21,7 @@ from tests.connectors.client.worker_bench import Bench, eventually
 
 
 def shell(line: str, *, permanent: int | None = None, kill_after_s: float = 1) -> ShellCommand:
-    return ShellCommand(["/bin/sh", "-c", line], "q", {permanent}, kill_after_s)  # type: ignore[arg-type]
+    return ShellCommand(["/bin/sh", "-c", line], {permanent}, kill_after_s)  # type: ignore[arg-type]
 
 
 async def test_command_gets_the_payload_and_the_run_in_its_environment(bench: Bench, tmp_path: Path) -> None:

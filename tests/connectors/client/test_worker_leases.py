@@ -54,7 +54,14 @@ def test_visibility_that_the_server_would_refuse_is_refused_at_once(visibility_s
 def test_outcome_may_be_reported_only_while_the_lease_is_surely_ours() -> None:
     terms = LeaseTerms(30)
     run = LeasedRun(
-        run_id=new_id(), job_id=new_id(), attempt=1, lease_token=1, lease_expires_at=EPOCH, scheduled_for=EPOCH
+        run_id=new_id(),
+        job_id=new_id(),
+        attempt=1,
+        lease_token=1,
+        lease_expires_at=EPOCH,
+        scheduled_for=EPOCH,
+        due_at=EPOCH,
+        queue="q",
     )
     lease = Lease(run, confirmed_at=100)
     assert lease.may_report(124.8, terms)

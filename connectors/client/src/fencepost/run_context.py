@@ -45,9 +45,13 @@ class RunContext:
         return self._lease.run.scheduled_for
 
     @property
-    def due_at(self) -> datetime | None:
+    def due_at(self) -> datetime:
         """When this attempt could first be leased."""
         return self._lease.run.due_at
+
+    @property
+    def queue(self) -> str:
+        return self._lease.run.queue
 
     @property
     def payload(self) -> Any:

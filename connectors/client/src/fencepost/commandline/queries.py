@@ -20,7 +20,7 @@ def query(connection: Connection, sql: str, limit: int, form: str | None) -> Non
     \b
     Examples
       fencepost query "SELECT state, count(*) FROM runs GROUP BY state"
-      fencepost query "SELECT at, type, attempt FROM run_events WHERE run_id = '019a…' ORDER BY version"
+      fencepost query "SELECT happened_at, type, attempt FROM run_events WHERE run_id = '019a…' ORDER BY version"
       fencepost query --csv "SELECT * FROM runs" > runs.csv
     """
     with connection.client() as client:

@@ -78,7 +78,7 @@ def work(
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    handler = ShellCommand(_argv(command), queue, frozenset(permanent_exit), stop_margin_s(visibility_s) / 2)
+    handler = ShellCommand(_argv(command), frozenset(permanent_exit), stop_margin_s(visibility_s) / 2)
     stats = asyncio.run(_work(connection, queue, handler, slots=slots, visibility_s=visibility_s, drain_s=drain_s))
     click.echo(f"{stats.completed} completed, {stats.failed} failed, {stats.abandoned} abandoned", err=True)
 
@@ -103,9 +103,8 @@ def _argv(command: Sequence[str]) -> list[str]:
 class ShellCommand:
     """A handler that executes a command. kill_after_s: between SIGTERM and SIGKILL."""
 
-    def __init__(self, argv: Sequence[str], queue: str, permanent_exits: Collection[int], kill_after_s: float) -> None:
+    def __init__(self, argv: Sequence[str], permanent_exits: Collection[int], kill_after_s: float) -> None:
         self._argv = argv
-        self._queue = queue
         self._permanent_exits = permanent_exits
         self._kill_after_s = kill_after_s
 
@@ -155,7 +154,7 @@ class ShellCommand:
             "FENCEPOST_JOB_ID": str(ctx.job_id),
             "FENCEPOST_ATTEMPT": str(ctx.attempt),
             "FENCEPOST_SCHEDULED_FOR": ctx.scheduled_for.astimezone(UTC).isoformat().replace("+00:00", "Z"),
-            "FENCEPOST_QUEUE": self._queue,
+            "FENCEPOST_QUEUE": ctx.queue,
             "FENCEPOST_LEASE_TOKEN": str(ctx.lease_token),
             "FENCEPOST_IDEMPOTENCY_KEY": ctx.idempotency_key,
         }
