@@ -44,7 +44,7 @@ class WorkerProcess:
 
     def __init__(self, folder: Path, url: str, token: str, queue: str, name: str, terms: list[str]) -> None:
         self.name = name
-        self._log = folder / f"{name}.jsonl"
+        self._log, self._read, self._entries = folder / f"{name}.jsonl", 0, list[WorkerEntry]()
         argv = [sys.executable, "-m", "tests.chaos.worker_process", str(self._log), queue, name, *terms]
         with (folder / f"{name}.log").open("ab") as output:
             self._process = subprocess.Popen(
@@ -57,8 +57,10 @@ class WorkerProcess:
             )
 
     def entries(self) -> list[WorkerEntry]:
-        """All it has noted until now."""
-        return read_worker_log(self._log)
+        """All it has noted until now; each call reads only what is new."""
+        news, self._read = read_worker_log(self._log, self._read)
+        self._entries += news
+        return self._entries
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""

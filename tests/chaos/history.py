@@ -34,10 +34,17 @@ class WorkerEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     status: int = 0
 
 
-def read_worker_log(path: Path) -> list[WorkerEntry]:
-    """Every whole line: a worker that was killed may have left half of its last one."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [msgspec.json.decode(line, type=WorkerEntry) for line in lines]
+def read_worker_log(path: Path, offset: int = 0) -> tuple[list[WorkerEntry], int]:
+    """Every whole line from a byte offset on, and the offset after them: a killed worker may have left half a line."""
+    if not path.exists():
+        return [], offset
+    with path.open("rb") as log:
+        log.seek(offset)
+        whole, newline, _ = log.read().rpartition(b"\n")
+    return [_decode_entry(line) for line in whole.splitlines()], offset + len(whole) + len(newline)
+
+
+_decode_entry = msgspec.json.Decoder(WorkerEntry).decode
 
 
 @dataclass(frozen=True)
