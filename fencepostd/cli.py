@@ -190,13 +190,16 @@ def role_options(command: Command) -> Command:
         click.option("--host", default="127.0.0.1", envvar="FENCEPOST_HOST", show_default=True),
         click.option("--port", default=8080, envvar="FENCEPOST_PORT", show_default=True, help="HTTP, health, metrics."),
         click.option("--state", type=click.Path(path_type=Path), default=Path("state"), envvar="FENCEPOST_STATE"),
+        click.option("--schema-registry", envvar="FENCEPOST_SCHEMA_REGISTRY", help="URL; built-in schema ids without."),
     ):
         command = option(command)
     return installation(command)
 
 
-def _settings(kafka: str, postgres: str, topic_prefix: str, state: Path, host: str, port: int) -> Settings:
-    return Settings(postgres, kafka, Topics(topic_prefix), state, host, port)
+def _settings(
+    kafka: str, postgres: str, topic_prefix: str, state: Path, host: str, port: int, schema_registry: str | None
+) -> Settings:
+    return Settings(postgres, kafka, Topics(topic_prefix), state, host, port, schema_registry)
 
 
 @run.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fencepostd.schema_registry import SchemaRegistry
 from schemas.codec import Codec
 from streams.topics import Topics
 
@@ -21,6 +22,8 @@ class Settings:
     state: Path
     host: str = "127.0.0.1"
     port: int = 0
+    schema_registry: str | None = None
 
     def codec(self) -> Codec:
-        return Codec()
+        """Encodes with the registry's ids where one is configured, else with the built-in ones."""
+        return Codec(SchemaRegistry(self.schema_registry) if self.schema_registry else None)
