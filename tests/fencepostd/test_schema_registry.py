@@ -50,7 +50,7 @@ class RegistryHandler(BaseHTTPRequestHandler):
 def registry_url() -> Iterator[str]:
     RegistryHandler.schemas.clear()
     with ThreadingHTTPServer(("127.0.0.1", 0), RegistryHandler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
