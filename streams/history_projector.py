@@ -80,7 +80,8 @@ class HistoryProjector:
                 "auto.offset.reset": "earliest",
                 "fetch.wait.max.ms": 250,
                 "queued.max.messages.kbytes": 32 * 1024,
-                "reconnect.backoff.max.ms": 1000,
+                "reconnect.backoff.ms": 500,
+                "reconnect.backoff.max.ms": 2000,
             },
             logger=log,
         )

@@ -26,9 +26,6 @@ from streams.topics import RUN_EVENTS_MAX_BYTES, Topics
 
 log = logging.getLogger(__name__)
 
-# A relay that is frozen must lose its lock: it is not idle for longer than the 0.5 s between two looks at Kafka.
-RELAY_SESSION_OPTIONS = f"{SESSION_OPTIONS} -c idle_session_timeout=15s"
-
 BATCH_EVENTS = 10_000
 BATCH_BYTES = 16 * 1024 * 1024
 BATCH_MAX_ROWS = 500
@@ -42,14 +39,28 @@ _OBSERVE_S = 2.0
 
 
 class OutboxRelay:
-    """Relays one shard. Any number may run: one holds the shard's relay lock, the others stand by."""
+    """Relays one shard. Any number may run: one holds the shard's relay lock, the others stand by.
 
-    def __init__(self, dsn: str, bootstrap: str, topics: Topics, codec: Codec, *, shard: str = "0") -> None:
+    frozen_after_s: whole seconds of silence (a healthy relay is never silent for 3) after which Postgres ends the
+    session, and with it the lock, of a relay whose process is frozen.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        bootstrap: str,
+        topics: Topics,
+        codec: Codec,
+        *,
+        shard: str = "0",
+        frozen_after_s: int = 15,
+    ) -> None:
         self._dsn = dsn
         self._bootstrap = bootstrap
         self._topics = topics
         self._codec = codec
         self._shard = shard
+        self._session_options = f"{SESSION_OPTIONS} -c idle_session_timeout={frozen_after_s}s"
         self._batch_rows = FIRST_BATCH_ROWS
         self._observed = float("-inf")
         self.active = asyncio.Event()  # set while this relay holds the lock
@@ -72,7 +83,7 @@ class OutboxRelay:
                 self._dsn,
                 autocommit=True,
                 connect_timeout=5,
-                options=RELAY_SESSION_OPTIONS,
+                options=self._session_options,
                 application_name=f"fencepost-relay-{self._shard}",
             ) as conn:
                 while not await try_lock_relay(conn):
@@ -149,7 +160,8 @@ class EventPublisher:
                 # The batch is the bound. A full queue would make `send` wait for a broker that may be away.
                 "queue.buffering.max.messages": 0,
                 "queue.buffering.max.kbytes": 2**31 - 1,
-                "reconnect.backoff.max.ms": 1000,
+                "reconnect.backoff.ms": 500,
+                "reconnect.backoff.max.ms": 2000,
                 "socket.keepalive.enable": True,
             },
             logger=log,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -171,6 +174,50 @@ async def end_relay_sessions(dsn: str) -> None:
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND application_name LIKE 'fencepost-relay-%'"
         )
+
+
+FROZEN = """
+import asyncio, sys
+from schemas.codec import Codec
+from streams.outbox_relay import OutboxRelay
+from streams.topics import Topics
+
+async def main():
+    relay = OutboxRelay(sys.argv[1], sys.argv[2], Topics(sys.argv[3]), Codec(), frozen_after_s=4)
+    asyncio.get_running_loop().create_task(relay.active.wait()).add_done_callback(lambda _: print("active", flush=True))
+    await relay.run(asyncio.Event())
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.chaos
+async def test_a_frozen_relay_loses_its_shard_and_spoils_nothing_when_it_wakes(
+    start_relay: RelayStart, ledger_dsn: str, ledger_pool: Pool, kafka_broker: KafkaBroker, topics: Topics
+) -> None:
+    runs = some_runs(4)
+    argv = [sys.executable, "-c", FROZEN, ledger_dsn, kafka_broker.bootstrap, topics.prefix]
+    frozen = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE)
+    try:
+        assert frozen.stdout is not None
+        await asyncio.wait_for(frozen.stdout.readline(), DEADLINE_S)
+        async with ledger_pool.connection() as conn, start_relay() as standby:
+            await put_in_outbox(conn, runs, 1)
+            await wait_until_empty(conn)
+            frozen.send_signal(signal.SIGSTOP)
+            await put_in_outbox(conn, runs, 2)
+            await asyncio.wait_for(standby.active.wait(), DEADLINE_S)
+            await wait_until_empty(conn)
+            frozen.send_signal(signal.SIGCONT)
+            await put_in_outbox(conn, runs, 3)
+            await wait_until_empty(conn)
+            events = without_repetitions(await published(kafka_broker, topics, 12))
+            assert standby.active.is_set()
+    finally:
+        frozen.kill()
+        await frozen.wait()
+    for run_id, _ in runs:
+        assert [event["version"] for event in events if event["runId"] == str(run_id)] == [1, 2, 3]
 
 
 async def test_rows_published_but_not_deleted_come_again_under_the_same_ids(
