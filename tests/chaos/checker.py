@@ -12,18 +12,19 @@ from datetime import datetime
 from itertools import pairwise
 from typing import NamedTuple
 
-from tests.chaos.history import EpochSample, History, TopicEvent
+from tests.chaos.history import History, TopicEvent
 
 # What may follow which event of a run. The empty name is before the first.
 NEXT_EVENTS = {
     "": {"run_scheduled"},
     "run_scheduled": {"run_leased", "run_held", "run_cancelled"},
-    "run_held": {"run_scheduled", "run_cancelled"},
+    "run_held": {"run_scheduled", "run_skipped", "run_cancelled"},
     "run_leased": {"run_completed", "run_retried", "run_released", "run_dead", "run_cancelled"},
     "run_retried": {"run_leased", "run_held", "run_cancelled"},
     "run_released": {"run_leased", "run_held", "run_cancelled"},
     "run_completed": set(),
     "run_dead": set(),
+    "run_skipped": set(),
     "run_cancelled": set(),
 }
 
@@ -241,11 +242,6 @@ RULES: dict[str, Callable[[Lives], Found]] = {
         the_ledger_is_empty,
     )
 }
-
-
-def newest_epochs(samples: list[EpochSample]) -> dict[int, int]:
-    """Each partition's epoch in the last sample."""
-    return {partition: epoch for partition, (epoch, _) in samples[-1].partitions.items()} if samples else {}
 
 
 def _leases(lives: Lives) -> Iterator[list[TopicEvent]]:

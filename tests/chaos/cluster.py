@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from pathlib import Path
 import httpx
 import psycopg
 
-from connectors.stack import PartStatus
 from fencepostd.local import Local
 from tests.chaos.history import WorkerEntry, read_worker_log
 from tests.chaos.observations import EpochWatch
@@ -158,16 +158,26 @@ class Cluster:
         return dict(rows)
 
     def metric(self, part: str, name: str) -> float:
-        """The sum of a metric's samples in a role's /metrics."""
-        answer = httpx.get(f"http://127.0.0.1:{self.port(part)}/metrics", timeout=5, trust_env=False)
+        """The sum of a metric's samples in a role's /metrics; 0 while it does not answer."""
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{self.port(part)}/metrics", timeout=2, trust_env=False)
+        except httpx.HTTPError:
+            return 0.0
         lines = [line for line in answer.text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
+    def timing_state(self, owner: str, partition: int) -> str | None:
+        """The identity of the database in which an owner keeps a partition's time; None when there is none."""
+        identity = self.state / owner / f"p-{partition:04d}" / "IDENTITY"
+        return identity.read_text() if identity.exists() else None
+
+    def drop_timing_state(self, owner: str) -> None:
+        """Delete all that an owner, which does not run, has on disk."""
+        self.timeline.fault(f"rm -r {owner}'s state")
+        shutil.rmtree(self.state / owner)
+
     def port(self, part: str) -> int:
         return self.stack.port_for(part)
-
-    def status(self, part: str) -> PartStatus:
-        return next(status for status in self.stack.status() if status.name == part)
 
     def _say(self, text: str) -> None:
         self.timeline.note(text)

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import psycopg
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
 
 from schemas.codec import Codec
 from schemas.commands import Command, decode_commands
@@ -106,6 +106,50 @@ def read_ledger(dsn: str, job_ids: set[str]) -> LedgerReadout:
         outbox_rows=outbox[0][0],
         outcomes=dict(outcomes),
     )
+
+
+def read_rows(dsn: str, job_ids: set[str]) -> dict[str, list[tuple[Any, ...]]]:
+    """Every row of the ledger that tells of these jobs, every column of it, and every command's outcome."""
+    jobs = {"jobs": list(job_ids)}
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        rows = {
+            "jobs": conn.execute("SELECT * FROM jobs WHERE job_id::text = ANY (%(jobs)s) ORDER BY 1", jobs),
+            "runs": conn.execute("SELECT * FROM runs WHERE job_id::text = ANY (%(jobs)s) ORDER BY 1", jobs),
+            "dead": conn.execute("SELECT * FROM dead_runs WHERE job_id::text = ANY (%(jobs)s) ORDER BY 1", jobs),
+            "outcomes": conn.execute("SELECT * FROM applied_commands ORDER BY 1"),
+        }
+        return {table: cursor.fetchall() for table, cursor in rows.items()}
+
+
+def topic_ends(bootstrap: str, topic: str) -> dict[int, int]:
+    """Where each partition of a topic ends now."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"chaos-{uuid4()}"})
+    try:
+        return end_offsets(consumer, topic)
+    finally:
+        consumer.close()
+
+
+def consumed_offsets(dsn: str) -> dict[int, int]:
+    """How far each partition's commands are applied, by the ledger."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        return dict(conn.execute("SELECT partition, consumed_offset FROM partitions").fetchall())
+
+
+def forget_offsets(dsn: str) -> None:
+    """Make the ledger believe that no command was ever consumed."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("UPDATE partitions SET consumed_offset = 0")
+
+
+def produce_again(bootstrap: str, topic: str) -> int:
+    """Produce every record of a topic once more, each to the partition it came from; returns how many."""
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
+    records = list(read_topic(bootstrap, topic))
+    for record in records:
+        producer.produce(topic, record.value(), record.key(), record.partition())
+    assert producer.flush(READ_DEADLINE_S) == 0
+    return len(records)
 
 
 def sample_epochs(conn: psycopg.Connection) -> EpochSample:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.chaos.cluster import OWNERS, ROLES, SERVERS, wait_for
+from tests.chaos.cluster import OWNERS, RECOVERY_DEADLINE_S, ROLES, SERVERS, wait_for
 from tests.chaos.trial import CONVERGENCE_DEADLINE_S, Trial
 
 pytestmark = [
@@ -77,6 +77,7 @@ def test_every_run_is_completed_once_though_a_process_is_killed(new_trial: NewTr
         for victim in SCENARIOS[title]:
             wait_for_work(trial)
             kill_and_restart(trial, victim)
+            wait_for(trial.cluster.is_shared, RECOVERY_DEADLINE_S, "every partition has an owner")
         assert_all_is_well(trial)
 
 

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import httpx
 import psycopg
 
-from fencepost import CommandProducer, JobSpec, at, every
+from fencepost import CommandProducer, JobSpec, Schedule, at
 from fencepostd.local import LOCAL_TENANT
 from streams.topics import Topics
 from tests.chaos.checker import Report, check
@@ -25,6 +25,7 @@ MAX_ATTEMPTS = 50
 VISIBILITY_S = 5.0
 WORK_S = 0.02
 CONVERGENCE_DEADLINE_S = 90.0
+TELL_PERIOD_S = 2.0
 OUTAGE_MAX_S = 90.0  # how long a producer goes on trying
 
 
@@ -37,12 +38,13 @@ class Trial:
         self.queue = f"chaos-{uuid4().hex[:8]}"
         self.workers: list[WorkerProcess] = []
         self.one_offs: dict[str, datetime] = {}
-        self.recurring: list[UUID] = []
+        self.open_ended: list[UUID] = []
         self._first_epoch_sample = len(cluster.epochs.samples)
-        self._producer = CommandProducer(
+        self.producer = CommandProducer(
             cluster.stack.bootstrap, tenant=LOCAL_TENANT, delivery_timeout_s=OUTAGE_MAX_S, partitions=16
         )
         self._load_ends = threading.Event()
+        self._tell_at = 0.0
         self._spreading: threading.Thread | None = None
         self._failed: BaseException | None = None
 
@@ -55,7 +57,7 @@ class Trial:
         self._load_ends.set()
         if self._spreading is not None:
             self._spreading.join()
-        self._producer.close()
+        self.producer.close()
 
     # --- the load ---
 
@@ -64,7 +66,7 @@ class Trial:
         now = datetime.now(UTC)
         for number in range(count):
             self._create_one(now + timedelta(seconds=first_due_s + spread_s * number / max(count, 1)))
-        self._producer.flush()
+        self.producer.flush()
         self.timeline.note(f"{count} one-offs created, due in {first_due_s:g} to {first_due_s + spread_s:g} s")
 
     def create_meanwhile(self, count: int, *, lead_s: float, per_s: float) -> None:
@@ -79,32 +81,34 @@ class Trial:
         if self._spreading is not None:
             self._spreading.join()
             assert self._failed is None, f"creating jobs failed: {self._failed!r}"
-        self._producer.flush()
+        self.producer.flush()
 
-    def create_recurring(self, count: int, *, every_s: int) -> None:
-        """Jobs that fire again and again until `end_recurring`."""
-        spec = JobSpec(queue=self.queue, schedule=every(every_s), max_attempts=MAX_ATTEMPTS, catch_up="all")
-        self.recurring += [self._producer.create_job(spec) for _ in range(count)]
-        self._producer.flush()
+    def create_open_ended(self, count: int, schedule: Schedule) -> list[UUID]:
+        """Jobs that are not promised to be completed by the end, where they are deleted."""
+        spec = JobSpec(queue=self.queue, schedule=schedule, max_attempts=MAX_ATTEMPTS)
+        job_ids = [self.producer.create_job(spec) for _ in range(count)]
+        self.open_ended += job_ids
+        self.producer.flush()
+        return job_ids
 
-    def end_recurring(self) -> None:
+    def end_open_ended(self) -> None:
         """Delete them."""
-        for job_id in self.recurring:
-            self._producer.delete(job_id)
-        self._producer.flush()
+        for job_id in self.open_ended:
+            self.producer.delete(job_id)
+        self.producer.flush()
 
     def _create_one(self, due: datetime) -> None:
         spec = JobSpec(queue=self.queue, schedule=at(due), max_attempts=MAX_ATTEMPTS)
-        self.one_offs[str(self._producer.create_job(spec))] = due
+        self.one_offs[str(self.producer.create_job(spec))] = due
 
     def _spread(self, count: int, lead_s: float, per_s: float) -> None:
-        began, number = time.monotonic(), 0
+        """At this pace for `count`; then a quarter of it, so that a slow recovery does not make a larger test."""
+        number = 0
         try:
             while number < count or not self._load_ends.is_set():
                 self._create_one(datetime.now(UTC) + timedelta(seconds=lead_s))
                 number += 1
-                # The load's own pace; faults come by what the workers have done of it.
-                time.sleep(max(0.0, began + number / per_s - time.monotonic()))
+                time.sleep((1 if number < count else 4) / per_s)  # faults come by what the workers have done of it
         except BaseException as error:
             self._failed = error
 
@@ -147,8 +151,8 @@ class Trial:
     def converge(self, deadline_s: float = CONVERGENCE_DEADLINE_S) -> Report:
         """Wait until every accepted command was applied and nothing waits any more; then judge what was seen."""
         self.end_load()
-        self.end_recurring()
-        took_s = wait_for(self._is_quiet, deadline_s, f"everything of {self.queue} done: {self._open_ends()}")
+        self.end_open_ended()
+        took_s = wait_for(self._is_quiet, deadline_s, f"everything of {self.queue} is done")
         self.timeline.note(f"converged after {took_s:.1f} s")
         report = check(self.history())
         self.timeline.note(str(report))
@@ -158,7 +162,7 @@ class Trial:
 
     def history(self) -> History:
         """All that can be seen of this trial now."""
-        job_ids, topics = self._job_ids(), Topics()
+        job_ids, topics = self.job_ids(), Topics()
         bootstrap = self.cluster.stack.bootstrap
         return History(
             one_offs=self.one_offs,
@@ -169,6 +173,10 @@ class Trial:
             ledger=read_ledger(self.cluster.stack.dsn, job_ids),
             faults=self.timeline.faults,
         )
+
+    def waiting(self) -> dict[str, int]:
+        """What waits in the ledger: this trial's runs, and anybody's events."""
+        return {what: count for what, count in self._open_ends().items() if what in ("runs", "events")}
 
     def completed_in_history(self) -> int:
         """How many runs of this trial the history service has as completed; -1 while it does not answer."""
@@ -186,11 +194,16 @@ class Trial:
             return -1
         return int(answer.json()["rows"][0][0]) if answer.is_success else -1
 
-    def _job_ids(self) -> set[str]:
-        return {*self.one_offs, *map(str, self.recurring)}
+    def job_ids(self) -> set[str]:
+        """Of all jobs of this trial."""
+        return {*self.one_offs, *map(str, self.open_ended)}
 
     def _is_quiet(self) -> bool:
-        return not any(self._open_ends().values())
+        left = {what: count for what, count in self._open_ends().items() if count}
+        if left and time.monotonic() > self._tell_at:
+            self.timeline.note(f"waiting for {left}")
+            self._tell_at = time.monotonic() + TELL_PERIOD_S
+        return not left
 
     def _open_ends(self) -> dict[str, int]:
         """What still waits, by the ledger: creates and deletes that were not applied, runs, events."""
@@ -198,11 +211,11 @@ class Trial:
             row = conn.execute(
                 """
                 SELECT %(jobs)s - (SELECT count(*) FROM jobs WHERE queue = %(queue)s),
-                       (SELECT count(*) FROM jobs WHERE job_id = ANY (%(recurring)s) AND state <> 'deleted'),
+                       (SELECT count(*) FROM jobs WHERE job_id = ANY (%(open_ended)s) AND state <> 'deleted'),
                        (SELECT count(*) FROM runs WHERE queue = %(queue)s),
                        (SELECT count(*) FROM outbox)
                 """,
-                {"jobs": len(self._job_ids()), "queue": self.queue, "recurring": self.recurring},
+                {"jobs": len(self.job_ids()), "queue": self.queue, "open_ended": self.open_ended},
             ).fetchone()
         assert row is not None
         return dict(zip(("creates", "deletes", "runs", "events"), row, strict=True))

@@ -1,0 +1,114 @@
+"""Processes that stand still for longer than they are waited for, and then go on. Source: DESIGN, Failure table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from fencepost import every
+from tests.chaos.cluster import Cluster, WorkerProcess, wait_for
+from tests.chaos.history import EntryKind
+from tests.chaos.trial import Trial
+
+pytestmark = pytest.mark.chaos
+
+OWNER_FREEZE_S = 25.0
+LATE_S_MAX = 15.0
+API_FREEZE_S = 6.0
+
+NewTrial = Callable[[str], Trial]
+
+
+def test_an_owner_that_wakes_after_25_s_changes_nothing(cluster: Cluster, new_trial: NewTrial) -> None:
+    with new_trial("an owner frozen") as trial:
+        trial.add_worker()
+        trial.add_worker()
+        # These give every partition something to write at any moment.
+        trial.create_open_ended(32, every(1))
+        trial.create(1_000, first_due_s=1, spread_s=35)
+        trial.wait_for_progress(100)
+        lost = cluster.held_by("streams-0")
+        memory = {partition: cluster.timing_state("streams-0", partition) for partition in lost}
+        assert None not in memory.values()
+
+        began = time.monotonic()
+        cluster.freeze("streams-0")
+        moved_s = wait_for(
+            lambda: set(cluster.holders().values()) == {"streams-1"}, LATE_S_MAX, "the other owner has everything"
+        )
+        trial.timeline.note(f"partitions {lost} moved after {moved_s:.1f} s")
+        # Not a wait for anything: the freeze is a duration.
+        time.sleep(max(0.0, began + OWNER_FREEZE_S - time.monotonic()))
+        refused = cluster.metric("streams-1", "fencepost_epochs_lost_total")
+        cluster.thaw("streams-0")
+
+        wait_for(lambda: cluster.metric("streams-0", "fencepost_epochs_lost_total") > 0, 10, "a write was refused")
+        wait_for(
+            lambda: all(cluster.timing_state("streams-0", partition) != memory[partition] for partition in lost),
+            10,
+            "the memory of the lost partitions is gone",
+        )
+        shared_s = wait_for(cluster.is_shared, 30, "both own partitions again, and together all")
+        trial.timeline.note(f"shared again after {shared_s:.1f} s")
+
+        report = trial.converge()
+        assert report.violations == []
+        assert report.duplicates == 0
+        assert report.lateness_s_max <= LATE_S_MAX
+        assert cluster.metric("streams-1", "fencepost_epochs_lost_total") == refused
+
+
+def runs_of(worker: WorkerProcess, kind: EntryKind, status: int = 0) -> set[str]:
+    """The runs of which a worker has noted this."""
+    return {entry.run_id for entry in worker.entries() if entry.kind == kind and entry.status == status}
+
+
+def in_hand(worker: WorkerProcess) -> set[str]:
+    """The runs whose handler has started and not ended."""
+    return runs_of(worker, "started") - runs_of(worker, "finished") - runs_of(worker, "stopped")
+
+
+def test_a_worker_frozen_past_its_lease_reports_nothing_and_would_be_refused(new_trial: NewTrial) -> None:
+    with new_trial("workers frozen") as trial:
+        ours, blind = trial.add_worker(work_s=1), trial.add_worker(work_s=1, blind=True)
+        trial.create(400, first_due_s=1, spread_s=4)
+        wait_for(lambda: bool(in_hand(ours)) and bool(in_hand(blind)), 30, "both workers have runs in hand")
+        trial.freeze_worker(ours)
+        trial.freeze_worker(blind)
+        of_ours, of_blind = in_hand(ours), in_hand(blind)
+        trial.timeline.note(f"frozen with {len(of_ours)} and {len(of_blind)} runs in hand")
+
+        rescuer = trial.add_worker()
+        wait_for(lambda: of_ours | of_blind <= runs_of(rescuer, "answered", 200), 30, "another worker completed them")
+        ours.thaw()
+        blind.thaw()
+        trial.timeline.note("SIGCONT both")
+
+        wait_for(lambda: of_blind <= runs_of(blind, "answered", 409), 10, "the late completions were refused")
+        rescuer.end()
+        done_before = runs_of(ours, "answered", 200)
+        trial.create(50, first_due_s=0, spread_s=1)
+        wait_for(lambda: runs_of(ours, "answered", 200) > done_before, 20, "the worker that woke works again")
+
+        report = trial.converge()
+        assert report.violations == []
+        assert not of_ours & {entry.run_id for entry in ours.entries() if entry.kind == "answered"}
+        assert of_blind <= runs_of(blind, "finished"), "it did run to its end, and counts as a duplicate"
+        assert report.duplicates <= len(of_ours | of_blind)
+
+
+def test_runs_are_completed_once_though_the_api_stands_still(cluster: Cluster, new_trial: NewTrial) -> None:
+    with new_trial("the API frozen") as trial:
+        trial.add_worker()
+        trial.add_worker()
+        trial.create(600, first_due_s=1, spread_s=8)
+        trial.wait_for_progress(100)
+        cluster.freeze("api")
+        # Not a wait for anything: the freeze is a duration, longer than the leases.
+        time.sleep(API_FREEZE_S)
+        cluster.thaw("api")
+        report = trial.converge()
+        assert report.violations == []
+        assert report.completed == 600
