@@ -76,6 +76,9 @@ def _ours(error: psycopg.Error, partition: int | None) -> FencepostError | None:
         return EpochLost(partition)
     if isinstance(error, psycopg.OperationalError):  # the pool's own errors are ones, too
         return LedgerUnavailable(f"the ledger did not answer: {error}")
+    if isinstance(error, (errors.TransactionTimeout, errors.IdleInTransactionSessionTimeout)):
+        # Somebody stood still for too long, most likely this process: nothing of the transaction was written.
+        return LedgerUnavailable(f"the ledger did not answer: {error}")
     if isinstance(error, (errors.CheckViolation, errors.NotNullViolation)):
         return InvariantBroken(str(error))
     return None
