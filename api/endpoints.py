@@ -14,6 +14,7 @@ from uuid import UUID
 
 import msgspec
 from msgspec import Struct
+from prometheus_client import Counter
 from starlette.types import Receive, Scope, Send
 
 from api.auth import Authenticator, require_role
@@ -89,6 +90,7 @@ class Endpoint(Generic[B]):
         self._authenticator = authenticator
         self._body_limit = body_limit
         self._requests = metrics.requests
+        self._by_status: dict[int, Counter] = {}
         self._request_ms = metrics.request_ms.labels(name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,7 +102,13 @@ class Endpoint(Generic[B]):
         reply = answer if isinstance(answer, Reply) else Reply(answer)
         await send_reply(send, reply)
         self._request_ms.observe((time.perf_counter() - began) * 1000)
-        self._requests.labels(self.__name__, reply.status).inc()
+        self._count(reply.status)
+
+    def _count(self, status: int) -> None:
+        counter = self._by_status.get(status)
+        if counter is None:
+            counter = self._by_status[status] = self._requests.labels(self.__name__, status)
+        counter.inc()
 
     async def _answer(self, scope: Scope, receive: Receive) -> Struct | Reply:
         headers: dict[bytes, bytes] = dict(scope["headers"])

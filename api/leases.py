@@ -41,8 +41,9 @@ from schemas.ids import idempotent_id
 
 log = logging.getLogger(__name__)
 
-# Even a call that will not wait lets the ledger be looked into: a queue without hints would seem empty for ever.
-LOOK_S = 0.05
+# A call that will not wait is answered by a look into the ledger, or at once when that was done just before: a queue
+# without hints would seem empty for ever. This bounds how long such a look may hold it up.
+LOOK_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +93,7 @@ class Leases:
         name = call.path["queue"]
         require_queue(call.identity, name)
         queue, body = (call.identity.tenant, name), call.body
-        until = time.monotonic() + max(LOOK_S, body.wait_seconds)
+        until = time.monotonic() + body.wait_seconds
         remember_as = body.request_id and idempotent_id(queue[0], f"lease {name} {body.request_id}")
         asked = Asked(queue, body, until, remember_as)
         hung_up = asyncio.ensure_future(call.receive())
@@ -143,7 +144,8 @@ class Leases:
         """The next due runs of the queue; none when the time is up or the process stops. Raises HungUp."""
         loop = asyncio.get_running_loop()
         left_s = asked.until - time.monotonic()
-        if left_s <= 0 or self._waiting is None:
+        patient = left_s > 0
+        if self._waiting is None or not (patient or self._poll.may_look(asked.queue)):
             return []
         woken: asyncio.Future[None] = loop.create_future()
 
@@ -151,8 +153,8 @@ class Leases:
             if not woken.done():
                 woken.set_result(None)
 
-        waiter = Waiter(asked.queue, asked.body.max, wake)
-        timer = loop.call_later(left_s, wake)
+        waiter = Waiter(asked.queue, asked.body.max, wake, patient=patient)
+        timer = loop.call_later(left_s if patient else LOOK_S, wake)
         hung_up.add_done_callback(wake)
         self._enter(waiter)
         try:
@@ -198,12 +200,16 @@ class Leases:
     async def _settle(
         self, queue: Queue, popped: Sequence[ReadyRun], pending: Pending[Claim, LeasedRun]
     ) -> list[LeasedRun]:
-        """The call's own leases, in the order the runs were due. Raises LedgerUnavailable."""
+        """The call's own leases, in the order the runs were due. Raises what the transaction raised."""
         try:
             leased = await pending.done
         except TryAgain:
             self._index.put_back(queue, popped)
             raise
+        except Exception:
+            self._index.settle(popped)
+            raise
+        self._index.settle(popped)
         return [leased[run.run_id] for run in popped if run.run_id in leased]
 
     async def _undo(self, queue: Queue, popped: Sequence[ReadyRun], pending: Pending[Claim, LeasedRun]) -> None:
@@ -244,7 +250,8 @@ class Leases:
         leased_at = leased[0].lease_expires_at - timedelta(seconds=visibility_s)
         for run in leased:
             self._metrics.lateness_ms.observe((leased_at - run.due_at).total_seconds() * 1000)
-        lanes = Counter(run.lane for run in popped)
+        run_ids = {run.run_id for run in leased}
+        lanes = Counter(run.lane for run in popped if run.run_id in run_ids)
         for lane, count in lanes.items():
             self._lease_counts[lane].inc(count)
 

@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -26,7 +25,7 @@ from confluent_kafka import (
 )
 
 from api.metrics import ApiMetrics
-from api.ready_index import Queue, ReadyIndex
+from api.ready_index import Queue, ReadyIndex, ReadyRun
 from schemas.codec import Codec
 from schemas.commands import LANES
 from schemas.errors import Undecodable
@@ -41,9 +40,7 @@ class Hint(NamedTuple):
     """A decoded record. lag_ms: from when the owner sent it, by both wall clocks; None when the record has no time."""
 
     queue: Queue
-    lane: int
-    epoch: int
-    run_ids: list[UUID]
+    runs: list[ReadyRun]
     lag_ms: float | None
 
 
@@ -129,17 +126,17 @@ class ReadyHints:
         if name != "ReadyHints":
             raise Undecodable(f"a {name} is no hint")
         packed: bytes = fields["runIds"]
-        run_ids = [UUID(bytes=packed[start : start + 16]) for start in range(0, len(packed), 16)]
+        lane, epoch = _LANE_NUMBERS[fields["lane"]], fields["epoch"]
+        runs = [ReadyRun(UUID(bytes=packed[start : start + 16]), epoch, lane) for start in range(0, len(packed), 16)]
         kind, sent_ms = record.timestamp()
         lag_ms = None if kind == TIMESTAMP_NOT_AVAILABLE else max(0.0, time.time() * 1000 - sent_ms)
-        queue = fields["tenant"], fields["queue"]
-        return Hint(queue, _LANE_NUMBERS[fields["lane"]], fields["epoch"], run_ids, lag_ms)
+        return Hint((fields["tenant"], fields["queue"]), runs, lag_ms)
 
     def _take_in(self, hints: Sequence[Hint]) -> None:
         """In the event loop: the index belongs to it."""
         for hint in hints:
-            self._index.add(hint.queue, hint.lane, zip(hint.run_ids, repeat(hint.epoch)))
-            self._metrics.hints.inc(len(hint.run_ids))
+            self._index.add(hint.queue, hint.runs)
+            self._metrics.hints.inc(len(hint.runs))
             if hint.lag_ms is not None:
                 self._metrics.hint_lag_ms.observe(hint.lag_ms)
 

@@ -30,14 +30,18 @@ class ReadyRun(NamedTuple):
 
 
 class Waiter:
-    """A long-poll that found nothing. `wake` is called once, when `runs` has something or the index lets it go."""
+    """A lease call that found nothing. `wake` is called once: `runs` has something, or the index dismissed it.
 
-    __slots__ = ("queue", "runs", "wake", "wanted")
+    patient: waits for what may come; otherwise only for the look into the ledger that it caused.
+    """
 
-    def __init__(self, queue: Queue, wanted: int, wake: Callable[[], None]) -> None:
+    __slots__ = ("patient", "queue", "runs", "wake", "wanted")
+
+    def __init__(self, queue: Queue, wanted: int, wake: Callable[[], None], *, patient: bool = True) -> None:
         self.queue = queue
         self.wanted = wanted
         self.wake = wake
+        self.patient = patient
         self.runs: list[ReadyRun] = []
 
     def take(self) -> list[ReadyRun]:
@@ -87,45 +91,57 @@ class ReadyIndex:
         self._most_a_lane = most_a_lane
         self._most = most
         self._size = 0
+        self._claimed: set[UUID] = set()
         self.dropped = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def add(self, queue: Queue, lane: int, due: Iterable[tuple[UUID, int]]) -> int:
-        """Take in due runs (id and epoch) in due order, and wake waiters; returns how many were new."""
+    def add(self, queue: Queue, due: Iterable[ReadyRun]) -> int:
+        """Take in due runs, each lane's in due order, and wake waiters; returns how many were new."""
         lanes = self._queues.get(queue)
         if lanes is None:
             lanes = self._queues[queue] = _Lanes()
-        runs, before = lanes.lanes[lane], len(lanes.lanes[lane])
-        room = self._room(queue, before)
-        for run_id, epoch in due:
-            known = runs.get(run_id)
+        carried_off = sum(waiter.wanted for waiter in self._waiters.get(queue, ()))
+        before = self._size
+        for run in due:
+            runs = lanes.lanes[run.lane]
+            known = runs.get(run.run_id)
             if known is not None:
-                runs[run_id] = max(known, epoch)
-            elif len(runs) - before < room:
-                runs[run_id] = epoch
+                runs[run.run_id] = max(known, run.epoch)
+            elif run.run_id in self._claimed:
+                continue
+            elif self._has_room(runs) or self._size - before < carried_off:
+                runs[run.run_id] = run.epoch
+                self._size += 1
             else:
                 self.dropped += 1
-        added = len(runs) - before
-        self._size += added
+        added = self._size - before
         self._hand_out(queue, lanes)
         return added
 
     def pop(self, queue: Queue, count: int) -> list[ReadyRun]:
-        """Take up to `count` due runs; none while others wait for the queue's next."""
+        """Claim up to `count` due runs; none while others wait for the queue's next.
+
+        The index takes no news of them until they are settled or put back: a poll sees a run as due until its lease
+        is committed, and would have it claimed twice.
+        """
         lanes = self._queues.get(queue)
         if lanes is None:
             return []
-        popped = lanes.pop(count)
-        self._size -= len(popped)
+        popped = self._pop(lanes, count)
         self._forget_if_empty(queue, lanes)
         return popped
+
+    def settle(self, runs: Iterable[ReadyRun]) -> None:
+        """The ledger has answered the claims: from now on news of these runs is news."""
+        self._claimed.difference_update([run.run_id for run in runs])
 
     def put_back(self, queue: Queue, runs: Sequence[ReadyRun]) -> None:
         """Runs that were popped but not leased: they come first again, and fit whatever the bounds say."""
         if not runs:
             return
+        self.settle(runs)
         lanes = self._queues.setdefault(queue, _Lanes())
         for run in reversed(runs):
             if run.run_id not in lanes.lanes[run.lane]:
@@ -147,14 +163,18 @@ class ReadyIndex:
                 del self._waiters[waiter.queue]
         self.put_back(waiter.queue, waiter.take())
 
+    def dismiss_impatient(self, queue: Queue) -> None:
+        """The ledger was looked into: who did not want to wait longer than that goes away with nothing."""
+        for waiter in [waiter for waiter in self._waiters.get(queue, ()) if not waiter.patient]:
+            self.leave(waiter)
+            waiter.wake()
+
     def wanted(self) -> dict[Queue, int]:
         """The queues that somebody waits on, with how many runs they would take."""
         return {queue: sum(waiter.wanted for waiter in waiters) for queue, waiters in self._waiters.items()}
 
-    def _room(self, queue: Queue, kept: int) -> int:
-        """How many more ids a lane may take: what waiters carry off at once always fits."""
-        carried_off = sum(waiter.wanted for waiter in self._waiters.get(queue, ()))
-        return max(min(self._most_a_lane - kept, self._most - self._size), carried_off)
+    def _has_room(self, runs: OrderedDict[UUID, int]) -> bool:
+        return self._size < self._most and len(runs) < self._most_a_lane
 
     def _hand_out(self, queue: Queue, lanes: _Lanes) -> None:
         """Share what is there among the waiters, longest waiting first, so that none sits idle beside a glutton."""
@@ -162,12 +182,17 @@ class ReadyIndex:
         while waiters and (there := len(lanes)):
             share = -(-there // len(waiters))
             waiter = waiters.popleft()
-            waiter.runs = lanes.pop(min(share, waiter.wanted))
-            self._size -= len(waiter.runs)
+            waiter.runs = self._pop(lanes, min(share, waiter.wanted))
             waiter.wake()
         if waiters is not None and not waiters:
             del self._waiters[queue]
         self._forget_if_empty(queue, lanes)
+
+    def _pop(self, lanes: _Lanes, count: int) -> list[ReadyRun]:
+        popped = lanes.pop(count)
+        self._size -= len(popped)
+        self._claimed.update([run.run_id for run in popped])
+        return popped
 
     def _forget_if_empty(self, queue: Queue, lanes: _Lanes) -> None:
         if not len(lanes):

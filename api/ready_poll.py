@@ -9,19 +9,20 @@ import asyncio
 import logging
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection
 from contextlib import suppress
-from uuid import UUID
 
 from api.metrics import ApiMetrics
-from api.ready_index import Queue, ReadyIndex
+from api.ready_index import Queue, ReadyIndex, ReadyRun
 from ledger.connection import Pool, session
 from ledger.runs import DueRun, find_due
 from schemas.errors import LedgerUnavailable
 
 log = logging.getLogger(__name__)
 
+# Of each lane, twice what the waiters want: the others who come meanwhile find something too.
+FEWEST_A_LANE = 200
 MOST_A_LANE = 1_000
 
 
@@ -38,8 +39,12 @@ class ReadyPoll:
         self._look_at: dict[Queue, float] = {}  # when a queue may be looked at again; absent: at once
         self._arrived = asyncio.Event()
 
+    def may_look(self, queue: Queue) -> bool:
+        """Whether a waiter on the queue would have it looked at now; not when that was done just before."""
+        return self._look_at.get(queue, 0.0) <= time.monotonic()
+
     def waiter_arrived(self) -> None:
-        """Somebody found nothing in the index: their queue is looked at now, unless that was done just now."""
+        """Somebody waits who did not a moment ago."""
         self._arrived.set()
 
     async def run(self) -> None:
@@ -47,7 +52,7 @@ class ReadyPoll:
         while True:
             self._arrived.clear()
             now, wanted = time.monotonic(), self._index.wanted()
-            due = [queue for queue in wanted if self._look_at.get(queue, 0.0) <= now]
+            due = [queue for queue in wanted if self.may_look(queue)]
             if due:
                 await self._look(due, max(wanted[queue] for queue in due))
                 continue
@@ -60,7 +65,7 @@ class ReadyPoll:
 
     async def _look(self, queues: Collection[Queue], wanted: int) -> None:
         """Refill the index. A queue that gave all that was asked for has more, and may be looked at again at once."""
-        limit = min(MOST_A_LANE, 2 * wanted)
+        limit = min(max(FEWEST_A_LANE, 2 * wanted), MOST_A_LANE)
         again_at = time.monotonic() + random.uniform(*self._interval_s)
         self._look_at.update((queue, again_at) for queue in queues)
         self._metrics.ready_polls.inc()
@@ -69,15 +74,17 @@ class ReadyPoll:
                 found = await find_due(conn, list(queues), limit)
         except LedgerUnavailable as error:
             log.warning("cannot look for due runs: %s", error)
-            return
-        for (queue, lane), due in _by_lane(found).items():
-            self._metrics.polled_runs.inc(self._index.add(queue, lane, due))
-            if len(due) >= limit:
+            found = []
+        for queue, due in _by_queue(found).items():
+            self._metrics.polled_runs.inc(self._index.add(queue, due))
+            if max(Counter(run.lane for run in due).values()) >= limit:
                 self._look_at.pop(queue, None)
+        for queue in queues:
+            self._index.dismiss_impatient(queue)
 
 
-def _by_lane(found: Collection[DueRun]) -> dict[tuple[Queue, int], list[tuple[UUID, int]]]:
-    lanes: dict[tuple[Queue, int], list[tuple[UUID, int]]] = defaultdict(list)
+def _by_queue(found: Collection[DueRun]) -> dict[Queue, list[ReadyRun]]:
+    queues: dict[Queue, list[ReadyRun]] = defaultdict(list)
     for run in found:
-        lanes[(run.tenant, run.queue), run.lane].append((run.run_id, run.epoch))
-    return lanes
+        queues[run.tenant, run.queue].append(ReadyRun(run.run_id, run.epoch, run.lane))
+    return queues

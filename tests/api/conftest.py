@@ -102,13 +102,18 @@ async def worker(callers: Callers) -> Caller:
 
 
 @pytest_asyncio.fixture
+async def operator(callers: Callers) -> Caller:
+    return await callers("operator")
+
+
+@pytest_asyncio.fixture
 async def producer(callers: Callers) -> Caller:
     return await callers("producer")
 
 
 @pytest_asyncio.fixture
-async def owner(ledger_pool: Pool) -> Owner:
+async def owner(ledger_pool: Pool, kafka_broker: KafkaBroker, topics: Topics) -> Owner:
     """Who owns every partition."""
-    owner = Owner(ledger_pool)
+    owner = Owner(ledger_pool, kafka_broker.bootstrap, topics)
     await owner.take_over_all()
     return owner

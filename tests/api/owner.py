@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from confluent_kafka import Producer
+from confluent_kafka import OFFSET_END, Consumer, Message, Producer, TopicPartition
 
+from api.ready_index import ReadyRun
 from ledger.connection import Pool
 from ledger.fence import Fence, owner_transaction, take_over
 from ledger.jobs import NewJob, create_jobs
 from schemas.codec import Codec
 from schemas.commands import LANES, JobSpec, definition_json
 from schemas.ids import new_id, partition_of_job, partition_of_run, run_id_for
+from streams.command_applier import CommandApplier
+from streams.rejections import CommandReturns, RawCommand
+from streams.topics import Topics
 from tests.ledger_fixtures import PARTITIONS
 
 SPEC = JobSpec(queue="mail", schedule={"delaySeconds": 0})
 
 
 class Owner:
-    def __init__(self, pool: Pool) -> None:
+    """bootstrap, topics: where commands come from and hints go to."""
+
+    def __init__(self, pool: Pool, bootstrap: str, topics: Topics) -> None:
         self._pool = pool
+        self._bootstrap = bootstrap
+        self._topics = topics
+        self._codec = Codec()
         self.fences: dict[int, Fence] = {}
 
     async def take_over_all(self) -> None:
-        for partition in range(PARTITIONS):
-            takeover = await take_over(self._pool, partition, "test-owner")
-            self.fences[partition] = takeover.fence
+        takeovers = await asyncio.gather(
+            *(take_over(self._pool, partition, "test-owner") for partition in range(PARTITIONS))
+        )
+        self.fences = {takeover.fence.partition: takeover.fence for takeover in takeovers}
+
+    def ready(self, run_ids: Sequence[UUID], lane: int = 1) -> list[ReadyRun]:
+        """The runs as the ready index has them."""
+        return [ReadyRun(run_id, self.fences[partition_of_run(run_id)].epoch, lane) for run_id in run_ids]
 
     async def make_due(
         self,
@@ -38,36 +55,37 @@ class Owner:
         lane: int = 1,
         payload: str | None = None,
         max_attempts: int = 5,
-        overdue_s: float = 1.0,
+        due_in_s: float = -1.0,
     ) -> list[UUID]:
-        """Jobs whose only run is due; returns the run ids in due order."""
+        """Jobs with a run each that is due; returns the run ids in due order."""
         by_partition: dict[int, list[NewJob]] = defaultdict(list)
-        due = datetime.now(UTC) - timedelta(seconds=overdue_s)
+        due = datetime.now(UTC) + timedelta(seconds=due_in_s)
         run_ids = []
         for position in range(count):
             job_id, at = new_id(), due + timedelta(microseconds=position)
             partition = partition_of_job(job_id, PARTITIONS)
             run_ids.append(run_id := run_id_for(job_id, at, partition))
-            job = NewJob(job_id, tenant, queue, lane, definition_json(SPEC), payload, max_attempts, at, at, run_id, at)
+            definition = definition_json(SPEC)
+            job = NewJob(job_id, tenant, queue, lane, definition, payload, max_attempts, at, at, run_id, at)
             by_partition[partition].append(job)
-        for partition, jobs in by_partition.items():
-            async with owner_transaction(self._pool, self.fences[partition]) as tx:
-                await create_jobs(tx, jobs)
+        await asyncio.gather(*(self._create(partition, jobs) for partition, jobs in by_partition.items()))
         return run_ids
+
+    async def _create(self, partition: int, jobs: Sequence[NewJob]) -> None:
+        async with owner_transaction(self._pool, self.fences[partition]) as tx:
+            await create_jobs(tx, jobs)
 
     def hint(
         self,
-        bootstrap: str,
-        topic: str,
-        run_ids: list[UUID],
+        run_ids: Sequence[UUID],
         *,
         tenant: str = "acme",
         queue: str = "mail",
         lane: int = 1,
+        epoch: int | None = None,
     ) -> None:
-        """Say on the ready topic that runs are due."""
-        producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
-        codec = Codec()
+        """Say on the ready topic that runs are due, each in a record of its own."""
+        producer = Producer({"bootstrap.servers": self._bootstrap, "linger.ms": 0})
         for run_id in run_ids:
             fence = self.fences[partition_of_run(run_id)]
             record = {
@@ -75,8 +93,46 @@ class Owner:
                 "queue": queue,
                 "lane": LANES[lane],
                 "partition": fence.partition,
-                "epoch": fence.epoch,
+                "epoch": fence.epoch if epoch is None else epoch,
                 "runIds": run_id.bytes,
             }
-            producer.produce(topic, codec.encode("ReadyHints", record))
+            producer.produce(self._topics.ready, self._codec.encode("ReadyHints", record))
         assert producer.flush(10) == 0
+
+    @asynccontextmanager
+    async def applying_commands(self) -> AsyncIterator[None]:
+        """Inside, commands that are sent from now on are applied as they come."""
+        consumer = Consumer({"bootstrap.servers": self._bootstrap, "group.id": "owner", "fetch.wait.max.ms": 10})
+        ends = [TopicPartition(self._topics.commands, partition, OFFSET_END) for partition in range(PARTITIONS)]
+        positions = await asyncio.to_thread(_end_positions, consumer, ends)
+        consumer.assign(positions)
+        task = asyncio.create_task(self._apply_all(consumer))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await asyncio.to_thread(consumer.close)
+
+    async def _apply_all(self, consumer: Consumer) -> None:
+        returns = CommandReturns(self._bootstrap, self._topics.commands, self._topics.rejected, self._codec)
+        appliers = {
+            partition: CommandApplier(fence, self._pool, returns, self._codec, PARTITIONS)
+            for partition, fence in self.fences.items()
+        }
+        while True:
+            message = await asyncio.to_thread(consumer.poll, 0.05)
+            if message is not None and not message.error():
+                await appliers[message.partition()].apply([_raw(message)])
+
+
+def _end_positions(consumer: Consumer, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+    """Fixed offsets, so that a command sent right after is read however late the consumer gets going."""
+    return [
+        TopicPartition(each.topic, each.partition, consumer.get_watermark_offsets(each, timeout=10)[1])
+        for each in partitions
+    ]
+
+
+def _raw(message: Message) -> RawCommand:
+    return RawCommand(message.partition(), message.offset(), message.key(), message.value())
