@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ledger.commands import read_outcomes
+from ledger.commands import Outcome, read_outcomes, record_outcomes
 from ledger.connection import Pool
 from ledger.fence import Fence, OwnerTransaction, owner_transaction
 from ledger.partitions import advance_offset
@@ -50,8 +50,9 @@ class CommandApplier:
     async def apply(self, records: Sequence[RawCommand]) -> list[Event]:
         """Apply records in order, in one transaction; returns the events for the owner's memory.
 
-        A record that breaks the transaction is found by applying them one by one, and rejected.
-        Raises EpochLost, LedgerUnavailable and KafkaUnavailable: then nothing was consumed, apply the same again.
+        A command that breaks the transaction is found by applying them one by one, and rejected.
+        Raises EpochLost, LedgerUnavailable and KafkaUnavailable: then apply the same again. What was applied before
+        is known by its command's id and left out.
         """
         try:
             return await self._apply_together(records)
@@ -65,17 +66,29 @@ class CommandApplier:
         return events
 
     async def _apply_alone(self, record: RawCommand) -> list[Event]:
-        try:
-            return await self._apply_together([record])
-        except (TryAgain, EpochLost):
-            raise
-        except Exception as error:
-            log.exception("partition %d: the record at offset %d fails", record.partition, record.offset)
-            broken = Broken(f"the ledger refuses it: {type(error).__name__}: {error}")
-            await self._returns.reject([Rejection(record, broken)])
-            async with owner_transaction(self._pool, self._fence) as tx:
-                await advance_offset(tx, record.offset + 1)
-            return []
+        """Apply a record's commands in a transaction each, and move on behind it in the last one."""
+        delivered, rejections = decode(self._codec, [record])
+        events: list[Event] = []
+        broken: list[Outcome] = []
+        for each in delivered:
+            try:
+                async with owner_transaction(self._pool, self._fence) as tx:
+                    if record.offset < tx.consumed_offset:
+                        return []
+                    events += await self._apply_commands(tx, [each], rejections)
+            except (TryAgain, EpochLost):
+                raise
+            except Exception as error:
+                log.exception("partition %d: %s of the record at offset %d fails", *_where(each))
+                reason = Broken(f"the ledger refuses it: {type(error).__name__}: {error}")
+                rejections.append(Rejection(record, reason, each.place, str(each.command.command_id)))
+                broken.append(Outcome(each.command.command_id, reason.code, reason.message))
+        await self._returns.reject(rejections)
+        async with owner_transaction(self._pool, self._fence) as tx:
+            if broken:
+                await record_outcomes(tx, broken)
+            await advance_offset(tx, record.offset + 1)
+        return events
 
     @APPLY_SECONDS.time()
     async def _apply_together(self, records: Sequence[RawCommand]) -> list[Event]:
@@ -84,17 +97,21 @@ class CommandApplier:
             if not fresh:
                 return []
             delivered, rejections = decode(self._codec, fresh)
-            delivered = await self._forward_strays(delivered)
-            delivered = await _without_repeated(tx, delivered)
-            effects = await apply_commands(tx, [each.command for each in delivered])
-            rejections += [
-                Rejection(each.raw, error, each.place, str(each.command.command_id))
-                for each in delivered
-                if (error := effects.rejected.get(each.command.command_id))
-            ]
-            if rejections:
-                await self._returns.reject(rejections)
+            events = await self._apply_commands(tx, delivered, rejections)
+            await self._returns.reject(rejections)
             await advance_offset(tx, fresh[-1].offset + 1)
+        return events
+
+    async def _apply_commands(
+        self, tx: OwnerTransaction, delivered: list[Delivered], rejections: list[Rejection]
+    ) -> list[Event]:
+        """Apply what is ours and new; what is rejected is added to `rejections`."""
+        delivered = await self._forward_strays(delivered)
+        delivered = await _without_repeated(tx, delivered)
+        effects = await apply_commands(tx, [each.command for each in delivered])
+        for each in delivered:
+            if error := effects.rejected.get(each.command.command_id):
+                rejections.append(Rejection(each.raw, error, each.place, str(each.command.command_id)))
         COMMANDS_APPLIED.inc(len(effects.outcomes) - len(effects.rejected))
         return effects.events
 
@@ -127,6 +144,10 @@ def decode(codec: Codec, records: Sequence[RawCommand]) -> tuple[list[Delivered]
         except CommandRejected as error:
             rejections.append(Rejection(raw, error))
     return delivered, rejections
+
+
+def _where(each: Delivered) -> tuple[int, str, int]:
+    return each.raw.partition, type(each.command).__name__, each.raw.offset
 
 
 async def _without_repeated(tx: OwnerTransaction, delivered: list[Delivered]) -> list[Delivered]:

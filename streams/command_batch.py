@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -41,6 +41,8 @@ from schemas.errors import CommandRejected, InvalidSchedule, JobConflict, JobUnk
 from schemas.events import Event
 from schemas.ids import run_id_for
 from schemas.schedule import Recurring, due_at, first_fire, next_fire, parse_schedule
+
+_DAWN = datetime(1970, 1, 1, tzinfo=UTC)  # timing state counts from here: no cursor may lie before
 
 
 @dataclass(slots=True)
@@ -115,7 +117,7 @@ def _new_job(tx: OwnerTransaction, command: CreateJob) -> NewJob:
     spec = command.spec
     schedule = parse_schedule(spec.schedule, job_id=command.job_id)
     # A producer whose clock is ahead must not delay its job; one whose command waited loses no occurrence.
-    created_at = min(command.issued_at, tx.now)
+    created_at = max(min(command.issued_at, tx.now), _DAWN)
     fire = first_fire(schedule, job_id=command.job_id, created_at=created_at)
     if fire is None:
         raise InvalidSchedule("schedule", "the schedule never fires", "give it an occurrence in the future")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -11,21 +12,30 @@ import msgspec
 
 from ledger.fence import OwnerTransaction
 from ledger.jobs import Advance, advance_jobs, read_jobs
+from schemas.errors import InvalidSchedule
 from schemas.events import Event
 from schemas.ids import run_id_for
 from schemas.schedule import Schedule, due_at, next_fire, parse_schedule
 from streams.command_batch import run_scheduled
 from streams.rebuild import job_event_of
-from streams.timing_state import JobTimer, TimingState, from_us
+from streams.timing_state import JobTimer, TimingState, from_us, to_us
+
+log = logging.getLogger(__name__)
 
 
 class Decided:
-    """events: to fold. finished: jobs without another occurrence. stale: jobs that the state knew wrongly."""
+    """events: to fold. finished: jobs without another occurrence. stale: jobs that the state knew wrongly, as they are.
+
+    early: jobs whose occurrence has not come after all. undecidable: jobs whose schedule this build cannot read, as
+    when its tzdata has lost their zone.
+    """
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.finished: list[bytes] = []
-        self.stale: dict[bytes, Event | None] = {}
+        self.stale: dict[bytes, Event] = {}
+        self.early: dict[bytes, int] = {}
+        self.undecidable: list[bytes] = []
 
 
 async def decide(tx: OwnerTransaction, state: TimingState, job_ids: Sequence[bytes]) -> Decided:
@@ -34,13 +44,9 @@ async def decide(tx: OwnerTransaction, state: TimingState, job_ids: Sequence[byt
     After a time without an owner the occurrences between are not made up for, except the pending one (catchUp
     `latest`): the next one is computed from now. Raises EpochLost, LedgerUnavailable.
     """
-    advances = [
-        advance_of(UUID(bytes=job_id), timer, tx.fence.partition, tx.now)
-        for job_id in dict.fromkeys(job_ids)
-        if (timer := state.job(job_id)) is not None
-    ]
-    runs = await advance_jobs(tx, advances)
     decided = Decided()
+    advances = _advances(tx, state, job_ids, decided)
+    runs = await advance_jobs(tx, advances) if advances else []
     decided.events = [run_scheduled(run) for run in runs]
     moved = {run.job_id for run in runs}
     left = [advance.job_id for advance in advances if advance.job_id not in moved]
@@ -52,6 +58,23 @@ async def decide(tx: OwnerTransaction, state: TimingState, job_ids: Sequence[byt
         else:
             decided.stale[job_id.bytes] = job_event_of(job)
     return decided
+
+
+def _advances(tx: OwnerTransaction, state: TimingState, job_ids: Sequence[bytes], decided: Decided) -> list[Advance]:
+    advances = []
+    for job_id in dict.fromkeys(job_ids):
+        timer = state.job(job_id)
+        if timer is None:
+            continue
+        if timer.cursor_us > to_us(tx.now):  # moved since it was queued, or the ledger's clock was put back
+            decided.early[job_id] = timer.cursor_us
+            continue
+        try:
+            advances.append(advance_of(UUID(bytes=job_id), timer, tx.fence.partition, tx.now))
+        except InvalidSchedule:
+            log.exception("job %s cannot be decided", UUID(bytes=job_id))
+            decided.undecidable.append(job_id)
+    return advances
 
 
 def advance_of(job_id: UUID, timer: JobTimer, partition: int, now: datetime) -> Advance:

@@ -26,6 +26,7 @@ class EventFeed:
     """Feeds each assigned partition's events to `deliver(partition, events, next offset)` on the loop, in order.
 
     gone(partition): the events from the asked offset on are not in the topic any more; the partition is unassigned.
+    crash(error): the feed has ended by an error that no time will mend. All three are called on the loop.
     A batch is fetched only when the one before was delivered: the topic is the buffer.
     """
 
@@ -36,9 +37,11 @@ class EventFeed:
         codec: Codec,
         deliver: Callable[[int, list[Event], int], None],
         gone: Callable[[int], None],
+        crash: Callable[[Exception], None],
         kafka_config: Mapping[str, Any] | None = None,
     ) -> None:
-        self._topic, self._codec, self._deliver, self._gone = topic, codec, deliver, gone
+        self._topic, self._codec = topic, codec
+        self._deliver, self._gone, self._crash = deliver, gone, crash
         config: dict[str, Any] = {
             "bootstrap.servers": bootstrap,
             "group.id": "fencepost-owner-feed",  # asked for by the library; we neither join nor commit
@@ -90,17 +93,26 @@ class EventFeed:
         return int(high)
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._assigned.wait()
         while not self._stop.is_set():
-            self._assigned.wait()
             try:
-                self._reassign()
-                messages = self._fetch()
-            except (KafkaException, RuntimeError) as error:
-                log.warning("run-events cannot be read: %s", error)
-                self._stop.wait(POLL_S)
-                continue
-            if messages and not self._stop.is_set():
-                self._hand_over(loop, messages)
+                self._read_some(loop)
+            except Exception as error:
+                if not self._stop.is_set():
+                    log.exception("the feed of run-events failed")
+                    loop.call_soon_threadsafe(self._crash, error)
+                return
+
+    def _read_some(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            self._reassign()
+            messages = self._fetch()
+        except KafkaException as error:
+            log.warning("run-events cannot be read: %s", error)
+            self._stop.wait(POLL_S)
+            return
+        if messages:
+            self._hand_over(loop, messages)
 
     def _fetch(self) -> list[Message]:
         """What is there: consume() alone would wait for the batch to be full."""

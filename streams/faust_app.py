@@ -5,7 +5,8 @@ What is ours, and why (faust-streaming 0.15.3, pinned; tests/streams/test_faust_
 * Offsets come from the ledger, not from Kafka. Seeking in `on_partitions_assigned` is undone by Faust's own
   `perform_seek`, so the consumer's `seek_to_committed` is what we override; `acks=False` stops commits to Kafka.
 * A partition is read only once it is owned: until the ledger has given it to us it stays paused.
-* Messages of an older generation, still under way when a rebalance came, are dropped: they would jump the seek.
+* Faust drops what lies before the last record it passed on, also after a seek back, because a record that was under
+  way then is noted after the seek. So it is given nothing to note: the inboxes know what was seen, and what is missing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import faust
+from aiokafka.errors import IllegalStateError
 from faust.transport.drivers.aiokafka import Consumer, Transport
 from faust.types import TP
 
@@ -24,13 +26,30 @@ from streams.rejections import RawCommand
 
 log = logging.getLogger(__name__)
 
-TAKE_OVER_WAIT_S = 5.0
+TAKE_OVER_WAIT_S = 1.0  # in a rebalance, in which nothing is read; who needs longer joins in by itself
 SESSION_TIMEOUT_S = 6.0
 HEARTBEAT_INTERVAL_S = 1.0
 
 
+class _NothingRead(dict[TP, int | None]):
+    """Stays empty, whatever is noted."""
+
+    def __missing__(self, _: TP) -> None:
+        return None
+
+    def __setitem__(self, _: TP, offset: int | None) -> None:
+        """Nothing is noted."""
+
+    def update(self, *_: Any, **__: Any) -> None:
+        """Nothing is noted."""
+
+
 class LedgerConsumer(Consumer):  # type: ignore[misc]
     """A consumer whose committed offsets are the ledger's."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._read_offset = _NothingRead()
 
     async def seek_to_committed(self) -> Mapping[TP, int]:
         """Take over what is assigned and seek to where the ledger is; pause what is not ours yet."""
@@ -44,13 +63,18 @@ class LedgerConsumer(Consumer):  # type: ignore[misc]
             self.pause_partitions(late)
         if ready:
             await self._thread.seek_wait(ready)
+        ownership.sought(tp.partition for tp in ready)
         return ready
 
-    async def resume_from(self, tp: TP, offset: int) -> None:
-        """Read a partition that has become ours after the others."""
-        if tp in self.assignment():
-            await self.seek(tp, offset)
-            self.resume_partitions({tp})
+    async def read_from(self, tp: TP, offset: int) -> None:
+        """Read a partition from there on, if it is assigned to us at all."""
+        try:
+            if tp in self.assignment():
+                await self._thread.seek_wait({tp: offset})
+                self.app.ownership.sought([tp.partition])
+                self.resume_partitions({tp})
+        except IllegalStateError:
+            log.info("partition %d was revoked meanwhile", tp.partition)  # its next owner will seek
 
 
 class LedgerTransport(Transport):  # type: ignore[misc]
@@ -67,6 +91,11 @@ class OwnersApp(faust.App):  # type: ignore[misc]
 
     def _new_transport(self) -> LedgerTransport:
         return LedgerTransport(self.conf.broker_consumer, self)
+
+    def on_rebalance_start(self) -> None:
+        """Called by the consumer's thread, before any queue is cleared."""
+        self.ownership.doubt()
+        super().on_rebalance_start()
 
 
 def create_owners_app(
@@ -107,16 +136,17 @@ def create_owners_app(
     async def assigned(_app: OwnersApp, partitions: set[TP], **_: Any) -> None:
         ownership.assign(tp.partition for tp in partitions if tp.topic == commands_topic)
 
-    def owned(partition: int, next_offset: int) -> None:
-        if not app.rebalancing:  # else seek_to_committed will come
-            app.add_future(app.consumer.resume_from(TP(commands_topic, partition), next_offset))
+    def hold(partition: int) -> None:
+        app.consumer.pause_partitions({TP(commands_topic, partition)})
 
-    ownership.on_owned = owned
+    def read_from(partition: int, offset: int) -> None:
+        app.add_future(app.consumer.read_from(TP(commands_topic, partition), offset))
+
+    ownership.hold, ownership.read_from = hold, read_from
     return app
 
 
 async def _receive(app: OwnersApp, events: AsyncIterable[Any]) -> None:
     async for event in events:
         message = event.message
-        if message.generation_id == app.consumer_generation_id:
-            await app.ownership.receive(RawCommand(message.partition, message.offset, message.key, message.value))
+        app.ownership.receive(RawCommand(message.partition, message.offset, message.key, message.value))

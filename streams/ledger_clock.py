@@ -16,7 +16,8 @@ class LedgerClock:
 
     Each sample asks the ledger once. The answer was true somewhere within the round trip, so the estimate takes the
     earliest it can have been: a hint that goes out by it is late by at most a round trip and never early. The sample
-    with the shortest round trip among the last few wins.
+    with the shortest round trip among the last few wins; those that the newest contradicts are forgotten: the ledger's
+    clock was set, or another machine is the ledger now.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,14 @@ class LedgerClock:
             sent_us = _monotonic_us()
             now = await ledger_now(conn)
             received_us = _monotonic_us()
-        self._samples.append((received_us - sent_us, to_us(now) - received_us))
+        self.learn(received_us - sent_us, to_us(now) - received_us)
+
+    def learn(self, round_trip_us: int, offset_us: int) -> None:
+        """The ledger's clock was between offset_us and offset_us + round_trip_us ahead of ours."""
+        best = min(self._samples, default=(round_trip_us, offset_us))
+        if best[1] > offset_us + round_trip_us or best[1] + best[0] < offset_us:
+            self._samples.clear()
+        self._samples.append((round_trip_us, offset_us))
         self._offset_us = min(self._samples)[1]
 
     def now_us(self) -> int:

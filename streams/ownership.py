@@ -2,18 +2,23 @@
 
 Partitions that stay with us through a rebalance go on undisturbed: Faust revokes everything before it assigns anew,
 so nothing is given up before the new assignment is known.
+
+A partition's state folder has one user at a time, from before it is taken over until after it is closed: `_folders`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from ledger.fence import take_over
-from schemas.errors import EpochLost, TryAgain
+from schemas.errors import TryAgain
 from schemas.events import Event
+from streams.command_inbox import CommandInbox
 from streams.event_feed import EventFeed
 from streams.metrics import PARTITIONS_OWNED
 from streams.partition_owner import PartitionOwner, Surroundings
@@ -21,11 +26,16 @@ from streams.rejections import RawCommand
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 TAKE_OVER_AGAIN_S = 0.5
 
 
 class Ownership:
-    """The owners of a process. `around` and `feed` are set before the first assignment."""
+    """The owners of a process. `around` and `feed` are set before the first assignment.
+
+    hold(partition), read_from(partition, offset): how the commands topic is read, set by who reads it.
+    """
 
     around: Surroundings
     feed: EventFeed
@@ -33,11 +43,14 @@ class Ownership:
     def __init__(self, name: str, membership_known_s: float) -> None:
         self._membership_known_s = membership_known_s
         self.nonce = f"{name}/{uuid4()}"  # never reused: a restarted process is another owner
-        self.on_owned: Callable[[int, int], None] = lambda *_: None  # (partition, next command's offset)
+        self.hold: Callable[[int], None] = lambda _: None
+        self.read_from: Callable[[int, int], None] = lambda *_: None
         self._wanted: set[int] = set()
+        self._closed = False
         self._owners: dict[int, PartitionOwner] = {}
         self._taking: dict[int, asyncio.Task[None]] = {}
-        self._closing: dict[int, asyncio.Task[None]] = {}
+        self._folders: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def owners(self) -> list[PartitionOwner]:
         """Who works now."""
@@ -48,7 +61,9 @@ class Ownership:
         return sorted(self._owners)
 
     def assign(self, partitions: Iterable[int]) -> None:
-        """Own exactly these: let go of the others, begin to take over the new ones, keep the rest."""
+        """Own exactly these: let go of the others, begin to take over the new ones, keep the rest. Not once closed."""
+        if self._closed:
+            return
         self._wanted = set(partitions)
         for partition in set(self._taking) - self._wanted:
             self._taking.pop(partition).cancel()
@@ -57,7 +72,7 @@ class Ownership:
         for partition in self._wanted & set(self._owners):
             self._owners[partition].check()
         for partition in self._wanted - set(self._owners) - set(self._taking):
-            self._taking[partition] = asyncio.create_task(self._take_over(partition), name=f"take over {partition}")
+            self._taking[partition] = self._begin(self._take_over(partition), f"take over {partition}")
 
     async def next_offsets(self, wait_s: float) -> dict[int, int]:
         """The next command of each partition that is owned by then; the others are not ready to be read."""
@@ -65,11 +80,22 @@ class Ownership:
             await asyncio.wait(self._taking.values(), timeout=wait_s)
         return {partition: owner.inbox.next_offset for partition, owner in self._owners.items()}
 
-    async def receive(self, record: RawCommand) -> None:
+    def receive(self, record: RawCommand) -> None:
         """Hand a record of the commands topic to its owner; dropped when there is none, to be read again later."""
         owner = self._owners.get(record.partition)
         if owner is not None:
-            await owner.inbox.put(record)
+            owner.inbox.offer(record)
+
+    def doubt(self) -> None:
+        """A rebalance has begun: records on their way may be lost. Any thread may call this."""
+        for owner in self.owners():
+            owner.inbox.doubt()
+
+    def sought(self, partitions: Iterable[int]) -> None:
+        """The commands topic is read from where these partitions' inboxes are."""
+        for partition in partitions:
+            if owner := self._owners.get(partition):
+                owner.inbox.sought()
 
     def fold(self, partition: int, events: list[Event], next_offset: int) -> None:
         """Hand events of the feed to their owner."""
@@ -78,49 +104,60 @@ class Ownership:
             owner.fold(events, next_offset)
 
     def events_gone(self, partition: int) -> None:
-        """The feed lost its place: the owner starts over from the ledger, by being taken over anew."""
+        """The feed lost its place: start over from the ledger, by taking the partition over anew without its state."""
         log.warning("partition %d: its run events are gone from the topic, rebuilding from the ledger", partition)
         if partition in self._owners:
-            self._let_go(partition, release=True)
+            self._let_go(partition, release=True, forget=True)
             self.assign(self._wanted)
 
     async def close(self) -> None:
-        """Let go of everything, releasing it in the ledger, so that the next owner need not wait."""
+        """Let go of everything, for good, releasing it in the ledger, so that the next owner need not wait."""
         self.assign(())
-        await asyncio.gather(*self._closing.values(), return_exceptions=True)
+        self._closed = True
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _take_over(self, partition: int) -> None:
-        """Until it works or the partition is assigned elsewhere."""
-        while True:
-            try:
-                await self._become_owner(partition)
-                break
-            except (TryAgain, EpochLost) as error:
-                log.warning("partition %d cannot be taken over yet: %s", partition, error)
-                await asyncio.sleep(TAKE_OVER_AGAIN_S)
-            except Exception as error:
-                log.exception("partition %d cannot be taken over", partition)
-                self.around.crash(error)
-                break
-        self._taking.pop(partition, None)
-
-    async def _become_owner(self, partition: int) -> None:
-        if partition in self._closing:  # its state folder is still open
-            await asyncio.wait([self._closing[partition]])
-        takeover = await take_over(self.around.pool, partition, self.nonce)
-        owner = PartitionOwner(takeover, self.around, self._on_lost)
+        """Until it works or the partition is assigned elsewhere, which cancels this."""
+        folder = self._folders[partition]
+        await folder.acquire()
         try:
-            offset = await owner.open()
-        except BaseException:
-            await owner.close(release=False)
+            owner, offset = await self._open(partition)
+        except BaseException as error:
+            folder.release()
+            if isinstance(error, Exception):
+                log.exception("partition %d cannot be taken over", partition)
+                self._taking.pop(partition, None)
+                self.around.crash(error)
+                return
             raise
+        del self._taking[partition]
         self._owners[partition] = owner
         PARTITIONS_OWNED.set(len(self._owners))
         self.feed.assign(partition, offset)
         owner.start()
         self.around.wake_timekeeper()
-        log.info("partition %d: owned under epoch %d", partition, takeover.fence.epoch)
-        self.on_owned(partition, owner.inbox.next_offset)
+        log.info("partition %d: owned under epoch %d", partition, owner.fence.epoch)
+        self.read_from(partition, owner.inbox.next_offset)
+
+    async def _open(self, partition: int) -> tuple[PartitionOwner, int]:
+        takeover = await _persist(partition, lambda: take_over(self.around.pool, partition, self.nonce))
+        inbox = CommandInbox(
+            takeover.consumed_offset,
+            hold=lambda: self.hold(partition),
+            read_from=lambda offset: self.read_from(partition, offset),
+        )
+        owner = PartitionOwner(takeover, self.around, inbox, self._on_lost)
+        try:
+            return owner, await _persist(partition, owner.open)
+        except BaseException:
+            await owner.close(release=False)
+            raise
 
     def _on_lost(self, owner: PartitionOwner) -> None:
         """Its memory is dropped. Whoever took it over may be in the right: a process that was frozen does not know yet
@@ -134,16 +171,28 @@ class Ownership:
         if partition in self._wanted:
             self.assign(self._wanted)
 
-    def _let_go(self, partition: int, *, release: bool) -> None:
+    def _let_go(self, partition: int, *, release: bool, forget: bool = False) -> None:
         owner = self._owners.pop(partition)
         PARTITIONS_OWNED.set(len(self._owners))
         self.feed.unassign(partition)
-        self._closing[partition] = asyncio.create_task(self._close(partition, owner, release))
+        self._begin(self._close(partition, owner, release, forget), f"close {partition}")
 
-    async def _close(self, partition: int, owner: PartitionOwner, release: bool) -> None:
+    async def _close(self, partition: int, owner: PartitionOwner, release: bool, forget: bool) -> None:
         try:
-            await owner.close(release=release)
+            await owner.close(release=release, forget=forget)
         except TryAgain as error:
             log.warning("partition %d could not be released: %s", partition, error)
+        except Exception:
+            log.exception("partition %d was not closed cleanly", partition)
         finally:
-            self._closing.pop(partition, None)
+            self._folders[partition].release()
+
+
+async def _persist(partition: int, work: Callable[[], Awaitable[T]]) -> T:
+    """Repeat what the ledger or the broker is away for."""
+    while True:
+        try:
+            return await work()
+        except TryAgain as error:
+            log.warning("partition %d cannot be taken over yet: %s", partition, error)
+            await asyncio.sleep(TAKE_OVER_AGAIN_S)

@@ -15,9 +15,11 @@ from streams.timing_state import Position, TimingState, Waiting, scan_key
 from streams.timing_wheel import TimingWheel
 
 LOOKAHEAD_US = 30_000_000
+LOAD_STEP_US = 1_000_000  # load again when that much of the near future has come into sight
 LOAD_LIMIT = 10_000  # timers a load, so that a backlog does not hold the loop up
 REHINT_AFTER_US = 5_000_000
 REHINT_AT_MOST_EVERY_US = 60_000_000
+REHINT_LIMIT = 1_000  # runs a sweep asks the ledger about
 WATCHED_LIMIT = 100_000  # runs under watch; beyond it the API's own polls find them
 
 
@@ -39,6 +41,7 @@ class PartitionMemory:
         self._jobs: TimingWheel[bytes] = TimingWheel()
         self._watched: TimingWheel[bytes] = TimingWheel()
         self._runs_edge = self._jobs_edge = scan_key(0)
+        self._load_from_us = 0
 
     def close(self) -> None:
         self.state.close()
@@ -48,6 +51,7 @@ class PartitionMemory:
         self.state.clear()
         self._runs, self._jobs, self._watched = TimingWheel(), TimingWheel(), TimingWheel()
         self._runs_edge = self._jobs_edge = scan_key(0)
+        self._load_from_us = 0
 
     def timers(self) -> int:
         """How many timers are in the wheels."""
@@ -76,11 +80,17 @@ class PartitionMemory:
     def load(self, now_us: int) -> bool:
         """Bring the near future into the wheels. True when there is more of it than one call loads."""
         until_us = now_us + LOOKAHEAD_US
+        if until_us < self._load_from_us:
+            return False
         runs = self.state.due(self._runs_edge, until_us, LOAD_LIMIT)
         jobs = self.state.cursors(self._jobs_edge, until_us, LOAD_LIMIT)
-        self._runs_edge = _loaded(self._runs, runs, until_us)
-        self._jobs_edge = _loaded(self._jobs, jobs, until_us)
-        return LOAD_LIMIT in (len(runs), len(jobs))
+        self._runs_edge = _loaded(self._runs, runs, until_us, self._runs_edge)
+        self._jobs_edge = _loaded(self._jobs, jobs, until_us, self._jobs_edge)
+        if more := LOAD_LIMIT in (len(runs), len(jobs)):
+            self._load_from_us = 0
+        else:
+            self._load_from_us = until_us + LOAD_STEP_US
+        return more
 
     def pop_due(self, now_us: int) -> Fired:
         """Take out what is due; the runs stay under watch."""
@@ -91,10 +101,19 @@ class PartitionMemory:
                 fired.oldest_due_us = due_us
         return fired
 
-    def pop_unleased(self, now_us: int) -> dict[Waiting, list[bytes]]:
-        """Runs that were hinted a while ago and that nobody has leased since."""
+    def pop_unleased(self, now_us: int) -> list[bytes]:
+        """Runs that were hinted a while ago and that nobody has leased since. Ask the ledger, then `hint_again`."""
+        return self._watched.pop_due(now_us, REHINT_LIMIT)
+
+    def watch(self, run_ids: Iterable[bytes], at_us: int) -> None:
+        """Let pop_unleased give these again: the ledger could not be asked."""
+        for run_id in run_ids:
+            self._watched.add(run_id, at_us)
+
+    def hint_again(self, run_ids: Iterable[bytes], now_us: int) -> dict[Waiting, list[bytes]]:
+        """Those of the runs that still wait and are due, which stay under watch."""
         runs: dict[Waiting, list[bytes]] = {}
-        for run_id in self._watched.pop_due(now_us, LOAD_LIMIT):
+        for run_id in run_ids:
             self._collect(runs, run_id, now_us)
         return runs
 
@@ -131,7 +150,8 @@ def _retime(wheel: TimingWheel[bytes], key: bytes, at_us: int | None, edge: byte
         wheel.remove(key)
 
 
-def _loaded(wheel: TimingWheel[bytes], timers: list[tuple[int, bytes]], until_us: int) -> bytes:
+def _loaded(wheel: TimingWheel[bytes], timers: list[tuple[int, bytes]], until_us: int, edge: bytes) -> bytes:
+    """Where the next load begins. Never further back: the clock may have been, but what was loaded may have fired."""
     for at_us, key in timers:
         wheel.add(key, at_us)
-    return scan_key(*timers[-1]) if len(timers) == LOAD_LIMIT else scan_key(until_us)
+    return max(edge, scan_key(*timers[-1]) if len(timers) == LOAD_LIMIT else scan_key(until_us))

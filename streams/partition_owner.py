@@ -9,22 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from ledger.completions import expire_leases, lease_expiries
+from ledger.completions import expire_leases
 from ledger.connection import Pool
 from ledger.fence import Takeover, owner_transaction, release_partition
 from ledger.partitions import advance_decided
+from ledger.runs import read_runs
 from schemas.codec import Codec
 from schemas.errors import EpochLost, KafkaUnavailable, TryAgain
 from schemas.events import Event
 from streams.command_applier import CommandApplier
 from streams.command_inbox import CommandInbox
-from streams.decisions import decide
+from streams.decisions import Decided, decide
 from streams.ledger_clock import LedgerClock
 from streams.metrics import (
     EPOCHS_LOST,
@@ -37,18 +38,19 @@ from streams.metrics import (
 )
 from streams.partition_memory import PartitionMemory
 from streams.ready_hints import ReadyHints
-from streams.rebuild import rebuild, reconcile, refresh_runs
+from streams.rebuild import rebuild, reconcile, refresh_runs, take_in
 from streams.rejections import CommandReturns
 from streams.timing_state import Position, from_us, to_us
 
 log = logging.getLogger(__name__)
 
 COMMAND_BATCH = 500
+COMMAND_BATCH_BYTES = 512 << 10  # some 3,000 commands in batch records: well within a transaction's time
 EXPIRY_BATCH = 500
 EXPIRY_PERIOD_S = 0.5
 SWEEP_PERIOD_S = 1.0
 RECONCILE_PERIOD_S = 300.0
-ASK_AGAIN_US = 2_000_000
+UNDECIDABLE_AGAIN_US = 60_000_000
 APPLY_AGAIN_S = 0.5
 
 
@@ -71,15 +73,23 @@ class Surroundings:
 class PartitionOwner:
     """Starts with open(), ends with close(); calls on_lost once when the epoch turns out to be gone."""
 
-    def __init__(self, takeover: Takeover, around: Surroundings, on_lost: Callable[[PartitionOwner], None]) -> None:
-        self.fence, self.inbox = takeover.fence, CommandInbox(takeover.consumed_offset)
+    def __init__(
+        self,
+        takeover: Takeover,
+        around: Surroundings,
+        inbox: CommandInbox,
+        on_lost: Callable[[PartitionOwner], None],
+    ) -> None:
+        self.fence, self.inbox = takeover.fence, inbox
         self._around, self._on_lost = around, on_lost
         self._folder = around.state_folder / f"p-{self.fence.partition:04d}"
         self._memory = PartitionMemory(self._folder)
         self._applier = CommandApplier(self.fence, around.pool, around.returns, around.codec, around.partitions)
         self._undecided: asyncio.Queue[bytes] = asyncio.Queue()
+        self._deciding = False
+        self._undecidable: set[bytes] = set()
         self._looked_through_us = 0
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._lost = False
 
     async def open(self) -> int:
@@ -99,25 +109,23 @@ class PartitionOwner:
     def start(self) -> None:
         """Begin to work. The memory is open."""
         for work in (self._apply, self._decide, self._expire, self._sweep, self._reconcile):
-            self._tasks.append(asyncio.create_task(self._guard(work), name=f"p{self.fence.partition} {work.__name__}"))
+            self._begin(self._guard(work), work.__name__)
 
-    async def close(self, *, release: bool) -> None:
-        """Stop working. release: tell the ledger that nobody owns the partition now."""
+    async def close(self, *, release: bool, forget: bool = False) -> None:
+        """Stop working. release: tell the ledger that nobody owns the partition now. forget: delete the state too.
+
+        Raises LedgerUnavailable when it could not be released; all else is done then.
+        """
         self.inbox.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        PARTITION_HALTED.labels(self.fence.partition).set(0)
         self._memory.close()
-        if self._lost:
+        if self._lost or forget:
             shutil.rmtree(self._folder, ignore_errors=True)
-        elif release:
+        if release and not self._lost:
             await release_partition(self._around.pool, self.fence)
-
-    async def rebuild(self) -> int:
-        """Start over from the ledger: the events that the memory needs are gone from the topic."""
-        offset = await self._rebuild()
-        self._memory.fold([], Position(self.fence.epoch, offset))
-        return offset
 
     def fold(self, events: list[Event], next_offset: int) -> None:
         """Take in events of the feed, up to next_offset (exclusive)."""
@@ -135,8 +143,10 @@ class PartitionOwner:
                 HINT_LATENESS_SECONDS.observe((now_us - fired.oldest_due_us) / 1e6)
         for job_id in fired.jobs:
             self._undecided.put_nowait(job_id)
-        self._looked_through_us = now_us
-        return now_us if more else self._memory.next_due_us()
+        next_us = now_us if more else self._memory.next_due_us()
+        if next_us is None or next_us > now_us:
+            self._looked_through_us = now_us  # else a backlog is not all popped yet
+        return next_us
 
     def timers(self) -> int:
         """How many timers are in memory."""
@@ -144,7 +154,12 @@ class PartitionOwner:
 
     def check(self) -> None:
         """Find out soon whether the epoch still stands."""
-        self._tasks.append(asyncio.create_task(self._guard_once(self._prove), name=f"p{self.fence.partition} check"))
+        self._begin(self._guard_once(self._prove), "check")
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=f"p{self.fence.partition} {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _prove(self) -> None:
         async with owner_transaction(self._around.pool, self.fence):
@@ -188,7 +203,7 @@ class PartitionOwner:
             self._on_lost(self)
 
     async def _apply(self) -> None:
-        records = await self.inbox.take(COMMAND_BATCH)
+        records = await self.inbox.take(COMMAND_BATCH, COMMAND_BATCH_BYTES)
         while True:
             try:
                 self._fold_own(await self._applier.apply(records))
@@ -204,57 +219,76 @@ class PartitionOwner:
 
     async def _decide(self) -> None:
         job_ids = [await self._undecided.get()]
+        self._deciding = True
         while not self._undecided.empty() and len(job_ids) < COMMAND_BATCH:
             job_ids.append(self._undecided.get_nowait())
         looked_through_us, last = self._looked_through_us, self._undecided.empty()
         try:
             async with owner_transaction(self._around.pool, self.fence) as tx:
                 decided = await decide(tx, self._memory.state, job_ids)
-                if last:
+                self._note_undecidable(job_ids, decided)
+                if last and not self._undecidable:
                     await advance_decided(tx, from_us(looked_through_us))
         except TryAgain:
             for job_id in job_ids:
                 self._undecided.put_nowait(job_id)
             raise
+        finally:
+            self._deciding = False
         for job_id in [*decided.finished, *decided.stale]:
             self._memory.forget_job(job_id)
-        self._fold_own([*decided.events, *(event for event in decided.stale.values() if event)])
+        for job_id, at_us in decided.early.items():
+            self._memory.retry_job(job_id, at_us)
+        self._fold_own([*decided.events, *decided.stale.values()])
         OCCURRENCES_DECIDED.inc(len(decided.events))
+
+    def _note_undecidable(self, job_ids: list[bytes], decided: Decided) -> None:
+        """While there is one, not every occurrence is decided, and the ledger must not say so."""
+        self._undecidable -= set(job_ids)
+        self._undecidable |= set(decided.undecidable)
+        for job_id in decided.undecidable:
+            self._memory.retry_job(job_id, self._around.clock.now_us() + UNDECIDABLE_AGAIN_US)
 
     async def _expire(self) -> None:
         await asyncio.sleep(EXPIRY_PERIOD_S)
-        state, now_us = self._memory.state, self._around.clock.now_us()
-        while ids := [run_id for _, run_id in state.expiring(now_us, EXPIRY_BATCH)]:
+        now_us = self._around.clock.now_us()
+        while ids := [run_id for _, run_id in self._memory.state.expiring(now_us, EXPIRY_BATCH)]:
             run_ids = [UUID(bytes=run_id) for run_id in ids]
             async with owner_transaction(self._around.pool, self.fence) as tx:
                 ended = await expire_leases(tx.conn, run_ids)
-                expiries = await lease_expiries(tx.conn, run_ids)
+                live = await read_runs(tx.conn, run_ids)
             for end in ended:
                 LEASES_EXPIRED.labels(end.outcome).inc()
-            for run_id in run_ids:
-                # What ended, or is leased no more, comes back by its event; look again if it does not.
-                extended = expiries.get(run_id)
-                again_us = to_us(extended) if extended else now_us + ASK_AGAIN_US
-                state.rearm_lease(run_id.bytes, max(again_us, now_us + 1))
+            # Their events come by the feed too. What is said here heals what the feed may have missed.
+            take_in(self._memory, ids, live)
+            for run in live:
+                if run.state == "leased":  # extended; or not over yet by the ledger's clock, so look a moment later
+                    expires_us = to_us(run.lease_expires_at or run.due_at)
+                    self._memory.state.rearm_lease(run.run_id.bytes, max(expires_us, now_us + 1))
+            self._around.wake_timekeeper()
 
     async def _sweep(self) -> None:
         await asyncio.sleep(SWEEP_PERIOD_S)
-        unleased = self._memory.pop_unleased(self._around.clock.now_us())
-        if not unleased:
-            return
-        ids = [run_id for run_ids in unleased.values() for run_id in run_ids]
-        for start in range(0, len(ids), 1_000):
-            await refresh_runs(self._memory, self._around.pool, ids[start : start + 1_000])
-        self._around.hints.send(self.fence, unleased)
-        RUNS_REHINTED.inc(len(ids))
+        while unleased := self._memory.pop_unleased(self._around.clock.now_us()):
+            now_us = self._around.clock.now_us()
+            try:
+                await refresh_runs(self._memory, self._around.pool, unleased)
+            except TryAgain:
+                self._memory.watch(unleased, now_us)
+                raise
+            again = self._memory.hint_again(unleased, now_us)
+            self._around.hints.send(self.fence, again)
+            RUNS_REHINTED.inc(sum(map(len, again.values())))
 
     async def _reconcile(self) -> None:
         # Spread over the period, so that a process's partitions do not read the ledger all at once.
         await asyncio.sleep(RECONCILE_PERIOD_S * (0.5 + self.fence.partition % 16 / 16))
         await reconcile(self._memory, self._around.pool, self.fence.partition)
-        if self._undecided.empty():
+        self._around.wake_timekeeper()
+        looked_through_us = self._looked_through_us
+        if self._undecided.empty() and not self._deciding and not self._undecidable:
             async with owner_transaction(self._around.pool, self.fence) as tx:
-                await advance_decided(tx, from_us(self._looked_through_us))
+                await advance_decided(tx, from_us(looked_through_us))
 
     def _fold_own(self, events: list[Event]) -> None:
         """What we just wrote, at once: its events come by the feed too, a moment later, and change nothing then."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from uuid import UUID
 
 from ledger.connection import Pool, session
@@ -12,6 +11,7 @@ from schemas.commands import LANES
 from schemas.events import Event
 from streams.command_batch import job_event
 from streams.partition_memory import PartitionMemory
+from streams.timing_state import to_us
 
 _BATCH = 2_000
 
@@ -28,21 +28,31 @@ async def reconcile(memory: PartitionMemory, pool: Pool, partition: int) -> None
     Streams, with bounded memory. What changes meanwhile comes by events and is newer by its version.
     """
     await rebuild(memory, pool, partition)
-    known = memory.state.run_ids()
-    while batch := list(islice(known, _BATCH)):
+    last = b""
+    while batch := memory.state.run_ids(last, _BATCH):
         await refresh_runs(memory, pool, batch)
-    jobs = memory.state.job_ids()
-    while batch := list(islice(jobs, _BATCH)):
+        last = batch[-1]
+    last = b""
+    while batch := memory.state.job_ids(last, _BATCH):
         await _drop_lost_jobs(memory, pool, batch)
+        last = batch[-1]
 
 
 async def refresh_runs(memory: PartitionMemory, pool: Pool, run_ids: list[bytes]) -> None:
     """Make the memory of these runs what the ledger says now."""
     async with session(pool) as conn:
         live = await read_runs(conn, [UUID(bytes=run_id) for run_id in run_ids])
+    take_in(memory, run_ids, live)
+
+
+def take_in(memory: PartitionMemory, run_ids: list[bytes], live: list[LiveRun]) -> None:
+    """The ledger, asked for these runs, answered with those that wait or are leased."""
     memory.fold([run_event_of(run) for run in live])
     for run_id in set(run_ids) - {run.run_id.bytes for run in live}:
         memory.forget_run(run_id)
+    for run in live:
+        if run.lease_expires_at is not None:
+            memory.state.rearm_lease(run.run_id.bytes, to_us(run.lease_expires_at))
 
 
 async def _take_jobs(memory: PartitionMemory, pool: Pool, partition: int) -> None:

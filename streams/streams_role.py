@@ -14,7 +14,7 @@ from ledger.connection import ledger_pool
 from ledger.partitions import await_partition_count
 from schemas.codec import Codec
 from streams.event_feed import EventFeed
-from streams.faust_app import SESSION_TIMEOUT_S, create_owners_app
+from streams.faust_app import SESSION_TIMEOUT_S, OwnersApp, create_owners_app
 from streams.ledger_clock import LedgerClock
 from streams.ownership import Ownership
 from streams.partition_owner import Surroundings
@@ -55,7 +55,9 @@ class StreamsRole:
             stack.callback(hints.close)
             returns = CommandReturns(self.bootstrap, self.topics.commands, self.topics.rejected, self.codec)
             stack.callback(returns.close)
-            feed = EventFeed(self.bootstrap, self.topics.run_events, self.codec, ownership.fold, ownership.events_gone)
+            feed = EventFeed(
+                self.bootstrap, self.topics.run_events, self.codec, ownership.fold, ownership.events_gone, crash
+            )
             feed.start()
             stack.push_async_callback(feed.close)
             timekeeper = Timekeeper(clock, ownership.owners)
@@ -71,19 +73,27 @@ class StreamsRole:
             app = create_owners_app(
                 self.bootstrap, f"{self.topics.prefix}-owners", self.topics.commands, ownership, self.state_folder
             )
-            await app.start()
             stack.push_async_callback(app.stop)
+            await app.start()
+            stack.push_async_callback(_cancel, asyncio.create_task(_watch(app, crash)))
             stack.push_async_callback(ownership.close)
             await _first(stop, failed)
 
 
 async def _first(stop: asyncio.Event, failed: asyncio.Future[None]) -> None:
     """Wait for the stop, or raise the failure."""
-    stopping = asyncio.ensure_future(stop.wait())
+    stopping: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
     await asyncio.wait([stopping, failed], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if failed.done():
         failed.result()
+
+
+async def _watch(app: OwnersApp, crash: Callable[[Exception], None]) -> None:
+    """Faust marks a crashed app and goes on waiting; we do not."""
+    await app.wait_until_stopped()
+    if isinstance(reason := app.crash_reason, Exception):
+        crash(reason)
 
 
 async def _or_crash(work: Coroutine[Any, Any, None], crash: Callable[[Exception], None]) -> None:

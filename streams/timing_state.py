@@ -14,9 +14,12 @@ Keys, all big-endian so that order is time order (instants in microseconds):
 
 from __future__ import annotations
 
+import logging
+import shutil
 import struct
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -26,6 +29,9 @@ from msgspec import Struct
 from rocksdict import Options, Rdict, ReadOptions, WriteBatch
 
 from schemas.events import GONE_EVENTS, JOB_EVENTS, LEASED_EVENTS, WAITING_EVENTS, Event
+from schemas.ids import partition_of_run, run_id_for
+
+log = logging.getLogger(__name__)
 
 _TIME = struct.Struct(">Q")
 _WHERE = struct.Struct(">cQI")  # kind, instant, version
@@ -83,8 +89,8 @@ class TimingState:
     """One partition's state, in a folder of its own. Not thread-safe; calls take microseconds and do not sync."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._db = Rdict(str(folder), _options())
+        self._db = _open(folder)
+        self._leases_from_us = 0  # no lease that is known here ends before
 
     def close(self) -> None:
         self._db.close()
@@ -97,6 +103,7 @@ class TimingState:
     def clear(self) -> None:
         """Forget everything."""
         self._db.delete_range(b"", b"\xff")
+        self._leases_from_us = 0
 
     def fold(self, events: Iterable[Event], position: Position | None = None) -> Changed:
         """Apply events in order, and with them the position, all or nothing."""
@@ -106,6 +113,7 @@ class TimingState:
         if position is not None:
             change.batch.put(b"p", _POSITION.pack(*position))
         self._db.write(change.batch)
+        self._leases_from_us = min(self._leases_from_us, change.first_expiry_us)
         return Changed(change.runs, change.jobs)
 
     def waiting(self, run_id: bytes) -> tuple[int, Waiting] | None:
@@ -136,18 +144,16 @@ class TimingState:
 
     def expiring(self, until_us: int, limit: int) -> list[tuple[int, bytes]]:
         """(expiry, run id) of leases that end before until_us as far as is known here, in order."""
-        return self._scan(b"l", b"", until_us, limit)
+        found = self._scan(b"l", scan_key(self._leases_from_us), until_us, limit)
+        self._leases_from_us = found[0][0] if found else max(self._leases_from_us, until_us)
+        return found
 
     def rearm_lease(self, run_id: bytes, expires_us: int) -> None:
         """The run's lease was extended: heartbeats make no events."""
-        raw = self._db.get(b"r" + run_id)
-        if raw and raw[:1] == b"l":
-            _, before_us, version = _WHERE.unpack(raw)
-            batch = WriteBatch(raw_mode=True)
-            batch.delete(b"l" + _TIME.pack(before_us) + run_id)
-            batch.put(b"l" + _TIME.pack(expires_us) + run_id, b"")
-            batch.put(b"r" + run_id, _WHERE.pack(b"l", expires_us, version))
-            self._db.write(batch)
+        change = _Fold(self._db)
+        change.move_lease(run_id, expires_us)
+        self._db.write(change.batch)
+        self._leases_from_us = min(self._leases_from_us, change.first_expiry_us)
 
     def forget_run(self, run_id: bytes) -> None:
         """The ledger does not know the run any more."""
@@ -155,21 +161,24 @@ class TimingState:
         change.drop_run(run_id)
         self._db.write(change.batch)
 
-    def run_ids(self) -> Iterator[bytes]:
-        """All runs that are known here."""
-        for key, _ in _iterate(self._db, b"r", b"s"):
-            yield key[1:]
+    def run_ids(self, after: bytes, limit: int) -> list[bytes]:
+        """Runs that are known here, in the order of their ids, from behind `after` on."""
+        return self._ids(b"r", after, limit)
 
-    def job_ids(self) -> Iterator[bytes]:
-        """All jobs that have a timer here."""
-        for key, _ in _iterate(self._db, b"j", b"k"):
-            yield key[1:]
+    def job_ids(self, after: bytes, limit: int) -> list[bytes]:
+        """Jobs that have a timer here, in the order of their ids, from behind `after` on."""
+        return self._ids(b"j", after, limit)
 
     def forget_job(self, job_id: bytes) -> None:
         """The ledger does not know the job any more, or it has no occurrence left."""
         change = _Fold(self._db)
         change.drop_job(job_id)
         self._db.write(change.batch)
+
+    def _ids(self, kind: bytes, after: bytes, limit: int) -> list[bytes]:
+        # A page at a time: an iterator that stays open keeps the state from being closed.
+        start, end = kind + after + (b"\x00" if after else b""), bytes([kind[0] + 1])
+        return [key[1:] for key, _ in islice(_iterate(self._db, start, end), limit)]
 
     def _scan(self, kind: bytes, from_key: bytes, until_us: int, limit: int) -> list[tuple[int, bytes]]:
         found: list[tuple[int, bytes]] = []
@@ -194,6 +203,7 @@ class _Fold:
         self.batch = WriteBatch(raw_mode=True)
         self.runs: dict[bytes, int | None] = {}
         self.jobs: dict[bytes, int | None] = {}
+        self.first_expiry_us = 1 << 63
 
     def apply(self, event: Event) -> None:
         kind = event["type"]
@@ -215,6 +225,12 @@ class _Fold:
             self.runs[run_id] = None
         elif kind in GONE_EVENTS:
             self.drop_run(run_id)
+
+    def move_lease(self, run_id: bytes, expires_us: int) -> None:
+        """Let the run's lease end then, if it is leased as far as is known here."""
+        where = self._get(b"r" + run_id)
+        if where is not None and where[:1] == b"l":
+            self._place(run_id, b"l", expires_us, _WHERE.unpack(where)[2], b"")
 
     def drop_run(self, run_id: bytes) -> None:
         self._unplace(run_id)
@@ -241,12 +257,12 @@ class _Fold:
             self._put_job(job_id, JobTimer(event["version"], to_us(event["dueAt"]), created_us, schedule))
 
     def _move_cursor(self, event: Event) -> None:
-        """A recurring job's new run is its new pending occurrence."""
-        if event["type"] != "run_scheduled" or event["reason"] is not None:
+        """A recurring job's new run is its new pending occurrence; one that was triggered is beside the schedule."""
+        if event["type"] != "run_scheduled":
             return
         job_id = _id_bytes(event["jobId"])
         raw = self._get(b"j" + job_id)
-        if raw is None:
+        if raw is None or not _is_occurrence(event):
             return
         job, cursor_us = _decode_job(raw), to_us(event["scheduledFor"])
         if cursor_us > job.cursor_us:
@@ -260,6 +276,8 @@ class _Fold:
 
     def _place(self, run_id: bytes, kind: bytes, instant_us: int, version: int, value: bytes) -> None:
         self._unplace(run_id)
+        if kind == b"l":
+            self.first_expiry_us = min(self.first_expiry_us, instant_us)
         self._put(kind + _TIME.pack(instant_us) + run_id, value)
         self._put(b"r" + run_id, _WHERE.pack(kind, instant_us, version))
 
@@ -283,6 +301,12 @@ class _Fold:
         self._written[key] = None
 
 
+def _is_occurrence(event: Event) -> bool:
+    """A triggered run has a nonce in its id, whatever its event says: it may have been held and released since."""
+    run_id = UUID(event["runId"])
+    return run_id == run_id_for(UUID(event["jobId"]), event["scheduledFor"], partition_of_run(run_id))
+
+
 def _id_bytes(text: str) -> bytes:
     return UUID(text).bytes
 
@@ -295,6 +319,20 @@ def _iterate(db: Rdict, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes
     while entries.valid():
         yield entries.key(), entries.value()
         entries.next()
+
+
+def _open(folder: Path) -> Rdict:
+    """The database in the folder; an empty one in place of one that is damaged, for all of it is in the ledger too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return Rdict(str(folder), _options())
+    except Exception as error:  # rocksdict raises nothing narrower
+        if "lock" in str(error).lower():  # somebody has it open
+            raise
+        log.exception("the timing state in %s cannot be read, starting an empty one", folder)
+        shutil.rmtree(folder)
+        folder.mkdir()
+        return Rdict(str(folder), _options())
 
 
 def _options() -> Options:

@@ -1,0 +1,101 @@
+"""Commands to test with, and how they get onto the topic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from confluent_kafka import Producer
+
+from schemas.codec import NAMESPACE, Codec
+from schemas.commands import (
+    Command,
+    CreateJob,
+    DeleteJob,
+    JobSpec,
+    PauseJob,
+    ResumeJob,
+    TriggerJob,
+    command_record,
+    encode_command,
+)
+from schemas.ids import new_id, partition_of_job
+from streams.rejections import RawCommand
+from tests.ledger_fixtures import PARTITIONS
+
+CODEC = Codec()
+LATER = {"runAt": "2100-01-01T00:00:00Z"}
+
+
+def job_on(partition: int) -> UUID:
+    """A new job id that belongs to the partition."""
+    while partition_of_job(job_id := new_id(), PARTITIONS) != partition:
+        pass
+    return job_id
+
+
+def _head(job_id: UUID, issued_at: datetime | None, tenant: str) -> dict[str, Any]:
+    return {
+        "command_id": new_id(),
+        "tenant": tenant,
+        "job_id": job_id,
+        "issued_at": issued_at or datetime.now(UTC),
+    }
+
+
+def create(
+    job_id: UUID,
+    schedule: dict[str, Any] | None = None,
+    *,
+    issued_at: datetime | None = None,
+    tenant: str = "acme",
+    **spec: Any,
+) -> CreateJob:
+    job = JobSpec(queue="mail", schedule=schedule or LATER, **spec)
+    return CreateJob(**_head(job_id, issued_at, tenant), spec=job)
+
+
+def pause(job_id: UUID, *, tenant: str = "acme") -> PauseJob:
+    return PauseJob(**_head(job_id, None, tenant))
+
+
+def resume(job_id: UUID, *, tenant: str = "acme") -> ResumeJob:
+    return ResumeJob(**_head(job_id, None, tenant))
+
+
+def delete(job_id: UUID, *, tenant: str = "acme") -> DeleteJob:
+    return DeleteJob(**_head(job_id, None, tenant))
+
+
+def trigger(job_id: UUID, payload: str | None = None, *, issued_at: datetime | None = None) -> TriggerJob:
+    return TriggerJob(**_head(job_id, issued_at, "acme"), payload=payload)
+
+
+def batch(commands: Sequence[Command]) -> bytes:
+    """One record of them all."""
+    members = [(f"{NAMESPACE}.{type(command).__name__}", command_record(command)) for command in commands]
+    return CODEC.encode("CommandBatch", {"commands": members})
+
+
+def wire(command: Command | bytes) -> bytes:
+    return command if isinstance(command, bytes) else encode_command(CODEC, command)
+
+
+def raw(partition: int, commands: Sequence[Command | bytes | None], *, first_offset: int = 0) -> list[RawCommand]:
+    """Records as they would come from the topic."""
+    return [
+        RawCommand(partition, offset, b"key", None if command is None else wire(command))
+        for offset, command in enumerate(commands, first_offset)
+    ]
+
+
+def produce(bootstrap: str, topic: str, commands: Sequence[Command]) -> None:
+    """Send commands, one a record, each to its own partition, in order."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "enable.idempotence": True})
+    for command in commands:
+        partition = partition_of_job(command.job_id, PARTITIONS)
+        producer.produce(topic, wire(command), key=str(command.job_id).encode(), partition=partition)
+        producer.poll(0)
+    assert producer.flush(20) == 0

@@ -1,0 +1,54 @@
+"""The estimate of the ledger's clock."""
+
+from __future__ import annotations
+
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger.connection import Pool, ledger_now, session
+from streams.ledger_clock import LedgerClock
+from streams.timing_state import to_us
+
+delays = st.integers(0, 50_000)
+
+
+def offset_us(clock: LedgerClock) -> int:
+    return clock._offset_us
+
+
+@given(st.integers(-(10**9), 10**9), st.lists(st.tuples(delays, delays), min_size=1, max_size=20))
+def test_the_estimate_is_never_ahead_and_late_by_the_shortest_round_trip_at_most(
+    truth_us: int, trips: list[tuple[int, int]]
+) -> None:
+    clock = LedgerClock()
+    for there_us, back_us in trips:
+        clock.learn(there_us + back_us, truth_us - back_us)
+    shortest_us = min(there + back for there, back in trips[-8:])
+    assert truth_us - shortest_us <= offset_us(clock) <= truth_us
+
+
+def test_a_ledger_whose_clock_was_put_back_is_believed_at_once() -> None:
+    clock = LedgerClock()
+    clock.learn(100, 1_000_000)
+    clock.learn(5_000, 400_000)
+    assert offset_us(clock) == 400_000
+
+
+def test_a_ledger_whose_clock_was_put_forward_is_believed_at_once() -> None:
+    clock = LedgerClock()
+    clock.learn(100, 1_000_000)
+    clock.learn(5_000, 2_000_000)
+    assert offset_us(clock) == 2_000_000
+
+
+async def test_the_ledger_s_time_is_told_within_a_round_trip(ledger_pool: Pool) -> None:
+    clock = LedgerClock()
+    await clock.sample(ledger_pool)
+    async with session(ledger_pool) as conn:
+        began = time.monotonic()
+        estimate_us = clock.now_us()
+        now_us = to_us(await ledger_now(conn))
+        assert estimate_us <= now_us
+        assert now_us - estimate_us < 1e6 * (time.monotonic() - began) + 1_000_000

@@ -1,0 +1,208 @@
+"""A partition's memory against a model that has no edge, no wheel and no disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streams import partition_memory
+from streams.partition_memory import (
+    LOAD_STEP_US,
+    LOOKAHEAD_US,
+    REHINT_AFTER_US,
+    REHINT_AT_MOST_EVERY_US,
+    PartitionMemory,
+)
+from streams.timing_state import Waiting
+from tests.streams.timing_events import START_US, gone, job_event, job_id, leased, occurrence, scheduled
+
+MAIL = Waiting("acme", "mail", "normal")
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[PartitionMemory]:
+    memory = PartitionMemory(tmp_path / "state")
+    yield memory
+    memory.close()
+
+
+def popped(memory: PartitionMemory, now_us: int) -> list[bytes]:
+    memory.load(now_us)
+    return memory.pop_due(now_us).runs.get(MAIL, [])
+
+
+# Instants reach over the loaded edge several times; many are equal, and many runs are moved.
+instants = st.integers(0, 40).map(lambda step: START_US + step * LOOKAHEAD_US // 8)
+runs = st.integers(0, 6)
+steps = st.one_of(
+    st.tuples(st.just("wait"), runs, instants),
+    st.tuples(st.just("lease"), runs, instants),
+    st.tuples(st.just("end"), runs, instants),
+    st.tuples(st.just("load"), runs, instants),
+    st.tuples(st.just("pop"), runs, st.integers(0, 6).map(lambda step: step * LOOKAHEAD_US // 8)),
+)
+
+
+@given(st.lists(steps, max_size=60), st.sampled_from([2, 3, 10_000]))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_nothing_is_missed_or_fired_twice_however_loads_folds_and_pops_interleave(
+    memory: PartitionMemory, steps: list[tuple[str, int, int]], load_limit: int
+) -> None:
+    memory.clear()
+    versions: dict[int, int] = {}
+    waiting: dict[int, int] = {}
+    now_us = START_US
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partition_memory, "LOAD_LIMIT", load_limit)
+        for kind, number, us in steps:
+            if kind == "load":
+                memory.load(now_us)
+            elif kind == "pop":
+                now_us += us
+                _pop_like(memory, waiting, now_us)
+            else:
+                versions[number] = versions.get(number, 0) + 1
+                waiting.pop(number, None)
+                run_id = UUID(int=number + 1)
+                if kind == "wait":
+                    waiting[number] = us
+                    memory.fold([scheduled(run_id, versions[number], us)])
+                else:
+                    memory.fold([leased(run_id, versions[number], us) if kind == "lease" else gone(run_id, 10**6)])
+                    versions[number] = 0 if kind == "end" else versions[number]
+        _pop_like(memory, waiting, START_US + 100 * LOOKAHEAD_US)
+        assert waiting == {}
+
+
+def _pop_like(memory: PartitionMemory, waiting: dict[int, int], now_us: int) -> None:
+    """What memory fires until it has nothing to do is what the model has due, in due order; the model forgets it."""
+    fired: list[bytes] = []
+    while memory.load(now_us) or (memory.next_due_us() or now_us + 1) <= now_us:
+        fired += memory.pop_due(now_us).runs.get(MAIL, [])
+    fired += memory.pop_due(now_us).runs.get(MAIL, [])
+    due = {number: at_us for number, at_us in waiting.items() if at_us <= now_us}
+    assert sorted(fired) == sorted(UUID(int=number + 1).bytes for number in due)
+    for number in due:
+        del waiting[number]
+
+
+def test_a_timer_folded_in_before_the_loaded_edge_fires_without_another_load(memory: PartitionMemory) -> None:
+    memory.load(START_US)
+    run_id = uuid4()
+    memory.fold([scheduled(run_id, 1, START_US + 5)])
+    assert memory.next_due_us() is not None
+    assert memory.pop_due(START_US + 5).runs == {MAIL: [run_id.bytes]}
+
+
+def test_a_timer_beyond_the_edge_waits_on_disk_until_a_load_reaches_it(memory: PartitionMemory) -> None:
+    memory.load(START_US)
+    memory.fold([scheduled(uuid4(), 1, START_US + 2 * LOOKAHEAD_US)])
+    assert memory.timers() == 0
+    memory.load(START_US + LOOKAHEAD_US + 1)
+    assert memory.timers() == 1
+
+
+def test_the_disk_is_read_again_when_a_step_of_the_future_has_come_into_sight(memory: PartitionMemory) -> None:
+    memory.load(START_US)
+    memory.fold([scheduled(uuid4(), 1, START_US + LOOKAHEAD_US)])
+    memory.load(START_US + LOAD_STEP_US // 2)
+    assert memory.timers() == 0
+    memory.load(START_US + LOAD_STEP_US)
+    assert memory.timers() == 1
+
+
+def test_a_clock_that_was_put_back_fires_nothing_twice(memory: PartitionMemory) -> None:
+    run_id = uuid4()
+    memory.fold([scheduled(run_id, 1, START_US)])
+    assert popped(memory, START_US) == [run_id.bytes]
+    memory.load(START_US - 2 * LOOKAHEAD_US)
+    assert popped(memory, START_US + LOOKAHEAD_US) == []
+
+
+def test_runs_are_hinted_by_where_they_wait_in_due_order(memory: PartitionMemory) -> None:
+    high = Waiting("acme", "mail", "high")
+    first, second, other = uuid4(), uuid4(), uuid4()
+    memory.fold(
+        [
+            scheduled(second, 1, START_US + 2),
+            scheduled(first, 1, START_US + 1),
+            {**scheduled(other, 1, START_US), "lane": "high"},
+        ]
+    )
+    memory.load(START_US)
+    fired = memory.pop_due(START_US + 2)
+    assert fired.runs == {MAIL: [first.bytes, second.bytes], high: [other.bytes]}
+    assert fired.oldest_due_us == START_US
+
+
+def test_jobs_fire_at_their_cursor_and_move_with_their_next_occurrence(memory: PartitionMemory) -> None:
+    memory.fold([job_event("job_created", 0, 1, START_US)])
+    memory.load(START_US)
+    assert memory.pop_due(START_US).jobs == [job_id(0).bytes]
+    at_us = START_US + 1_000_000
+    memory.fold([scheduled(occurrence(0, at_us), 1, at_us)])
+    assert memory.pop_due(at_us - 1).jobs == []
+    assert memory.pop_due(at_us).jobs == [job_id(0).bytes]
+
+
+def test_a_job_can_be_looked_at_again_later(memory: PartitionMemory) -> None:
+    memory.retry_job(job_id(0).bytes, START_US)
+    assert memory.pop_due(START_US).jobs == [job_id(0).bytes]
+
+
+def test_a_forgotten_job_or_run_fires_no_more(memory: PartitionMemory) -> None:
+    run_id = uuid4()
+    memory.fold([scheduled(run_id, 1, START_US), job_event("job_created", 0, 1, START_US)])
+    memory.load(START_US)
+    memory.forget_run(run_id.bytes)
+    memory.forget_job(job_id(0).bytes)
+    fired = memory.pop_due(START_US)
+    assert (fired.runs, fired.jobs, memory.timers()) == ({}, [], 0)
+
+
+def test_a_hinted_run_that_nobody_leases_is_hinted_again_ever_more_rarely(memory: PartitionMemory) -> None:
+    run_id = uuid4()
+    memory.fold([scheduled(run_id, 1, START_US)])
+    assert popped(memory, START_US) == [run_id.bytes]
+    now_us, pauses = START_US, []
+    for _ in range(8):
+        hinted_us = now_us
+        while not (ids := memory.pop_unleased(now_us)):
+            now_us += 100_000
+        pauses.append(now_us - hinted_us)
+        assert memory.hint_again(ids, now_us) == {MAIL: [run_id.bytes]}
+    assert pauses[0] == REHINT_AFTER_US
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == REHINT_AT_MOST_EVERY_US
+
+
+def test_a_leased_run_is_not_hinted_again(memory: PartitionMemory) -> None:
+    run_id = uuid4()
+    memory.fold([scheduled(run_id, 1, START_US)])
+    assert popped(memory, START_US) == [run_id.bytes]
+    memory.fold([leased(run_id, 2, START_US + LOOKAHEAD_US)])
+    assert memory.pop_unleased(START_US + 10 * REHINT_AFTER_US) == []
+
+
+def test_a_run_that_was_leased_while_the_ledger_was_asked_is_not_hinted_again(memory: PartitionMemory) -> None:
+    run_id = uuid4()
+    memory.fold([scheduled(run_id, 1, START_US)])
+    assert popped(memory, START_US) == [run_id.bytes]
+    now_us = START_US + REHINT_AFTER_US
+    ids = memory.pop_unleased(now_us)
+    memory.fold([leased(run_id, 2, now_us + LOOKAHEAD_US)])
+    assert memory.hint_again(ids, now_us) == {}
+
+
+def test_a_run_the_ledger_could_not_be_asked_about_stays_under_watch(memory: PartitionMemory) -> None:
+    run_id = uuid4()
+    memory.fold([scheduled(run_id, 1, START_US)])
+    assert popped(memory, START_US) == [run_id.bytes]
+    now_us = START_US + REHINT_AFTER_US
+    memory.watch(memory.pop_unleased(now_us), now_us)
+    assert memory.pop_unleased(now_us) == [run_id.bytes]
