@@ -116,10 +116,9 @@ class Cluster:
             self.timeline.fault(f"kill -9 {part}")
             self.stack.kill_part(part)
 
-    def start_parts(self, *parts: str) -> None:
-        """Start again what was killed, servers first; returns once each says that it is ready."""
-        for part in sorted(parts, key=[*SERVERS, *ROLES].index):
-            self.stack.start_part(part)
+    def start_part(self, part: str) -> None:
+        """Start again what was killed; returns once it says that it is ready."""
+        self.stack.start_part(part)
 
     def freeze(self, part: str) -> None:
         self.timeline.fault(f"SIGSTOP {part}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -21,13 +21,16 @@ READ_DEADLINE_S = 30.0
 SAMPLE_PERIOD_S = 0.2
 
 
-def read_topic(bootstrap: str, topic: str) -> Iterator[Message]:
-    """Every record from the first to the last that was there when the call was made. Raises TimeoutError."""
+def read_topic(bootstrap: str, topic: str, starts: Mapping[int, int] | None = None) -> Iterator[Message]:
+    """Every record from `starts` (else the first) to the last that was there when the call was made.
+
+    starts: an offset for each partition, as `topic_ends` gives them. Raises TimeoutError.
+    """
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"chaos-{uuid4()}", "enable.auto.commit": False})
     try:
-        ends = end_offsets(consumer, topic)
-        left = {partition for partition, end in ends.items() if end > 0}
-        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in left])
+        ends, starts = end_offsets(consumer, topic), starts or {}
+        left = {partition for partition, end in ends.items() if end > starts.get(partition, 0)}
+        consumer.assign([TopicPartition(topic, each, starts.get(each, OFFSET_BEGINNING)) for each in left])
         give_up_at = time.monotonic() + READ_DEADLINE_S
         while left:
             for message in consumer.consume(1000, 0.2):
@@ -52,11 +55,11 @@ def _assigned(topic: str, partitions: set[int]) -> list[TopicPartition]:
     return [TopicPartition(topic, partition) for partition in partitions]
 
 
-def read_events(bootstrap: str, topic: str, job_ids: set[str]) -> list[TopicEvent]:
+def read_events(bootstrap: str, topic: str, starts: Mapping[int, int], job_ids: set[str]) -> list[TopicEvent]:
     """The events of these jobs' runs, in topic order."""
     codec = Codec()
     found = []
-    for message in read_topic(bootstrap, topic):
+    for message in read_topic(bootstrap, topic, starts):
         for event in codec.decode(message.value())[1]["events"]:
             if event["runId"] is not None and event["jobId"] in job_ids:
                 found.append(_topic_event(event))
@@ -80,11 +83,11 @@ def _topic_event(event: dict[str, Any]) -> TopicEvent:
     )
 
 
-def read_commands(bootstrap: str, topic: str, job_ids: set[str]) -> list[TopicCommand]:
+def read_commands(bootstrap: str, topic: str, starts: Mapping[int, int], job_ids: set[str]) -> list[TopicCommand]:
     """The commands of these jobs, in topic order."""
     codec = Codec()
     found = []
-    for message in read_topic(bootstrap, topic):
+    for message in read_topic(bootstrap, topic, starts):
         for command in decode_commands(codec, message.value()):
             if isinstance(command, Command) and str(command.job_id) in job_ids:
                 kind = type(command).__name__

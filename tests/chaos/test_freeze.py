@@ -27,7 +27,7 @@ def test_an_owner_that_wakes_after_25_s_changes_nothing(cluster: Cluster, new_tr
         trial.add_worker()
         # These give every partition something to write at any moment.
         trial.create_open_ended(32, every(1))
-        trial.create(1_000, first_due_s=1, spread_s=35)
+        trial.create(1_000, first_due_s=1, spread_s=32)
         trial.wait_for_progress(100)
         lost = cluster.held_by("streams-0")
         memory = {partition: cluster.timing_state("streams-0", partition) for partition in lost}
@@ -41,7 +41,6 @@ def test_an_owner_that_wakes_after_25_s_changes_nothing(cluster: Cluster, new_tr
         trial.timeline.note(f"partitions {lost} moved after {moved_s:.1f} s")
         # Not a wait for anything: the freeze is a duration.
         time.sleep(max(0.0, began + OWNER_FREEZE_S - time.monotonic()))
-        refused = cluster.metric("streams-1", "fencepost_epochs_lost_total")
         cluster.thaw("streams-0")
 
         wait_for(lambda: cluster.metric("streams-0", "fencepost_epochs_lost_total") > 0, 10, "a write was refused")
@@ -57,7 +56,6 @@ def test_an_owner_that_wakes_after_25_s_changes_nothing(cluster: Cluster, new_tr
         assert report.violations == []
         assert report.duplicates == 0
         assert report.lateness_s_max <= LATE_S_MAX
-        assert cluster.metric("streams-1", "fencepost_epochs_lost_total") == refused
 
 
 def runs_of(worker: WorkerProcess, kind: EntryKind, status: int = 0) -> set[str]:

@@ -55,7 +55,7 @@ def kill_and_restart(trial: Trial, victim: str) -> None:
         return
     trial.cluster.kill(victim)
     stay_dead(trial)
-    trial.cluster.start_parts(victim)
+    trial.cluster.start_part(victim)
 
 
 def assert_all_is_well(trial: Trial) -> None:
@@ -89,7 +89,7 @@ def test_every_run_is_completed_once_though_everything_is_killed_at_once(new_tri
             trial.kill_worker(worker)
         trial.cluster.kill(*EVERYTHING)
         stay_dead(trial)
-        trial.cluster.start_parts(*EVERYTHING)
+        trial.cluster.local.up()
         trial.add_worker()
         trial.add_worker()
         assert_all_is_well(trial)

@@ -65,12 +65,12 @@ def test_owners_that_lose_their_disk_lose_no_run(cluster: Cluster, new_trial: Ne
         with_jobs_in_every_state(trial)
         jobs = {str(job_id) for job_id in trial.open_ended}
         before = read_rows(cluster.stack.dsn, jobs)
-        trial.create(500, first_due_s=2, spread_s=20)
+        trial.create(500, first_due_s=2, spread_s=12)
         trial.wait_for_progress(20)
         cluster.kill(*OWNERS)
         for owner in OWNERS:
             cluster.drop_timing_state(owner)
-        cluster.start_parts(*OWNERS)
+        cluster.local.up()
         wait_for(cluster.is_shared, SETTLED_DEADLINE_S, "both owners have partitions")
         after = read_rows(cluster.stack.dsn, jobs)
         assert [after[table] for table in ("jobs", "runs", "dead")] == [
@@ -99,7 +99,7 @@ def test_owners_that_read_the_topic_from_its_first_record_change_nothing(cluster
         cluster.kill(*OWNERS)
         forget_offsets(cluster.stack.dsn)
         trial.timeline.fault("offsets forgotten")
-        cluster.start_parts(*OWNERS)
+        cluster.local.up()
         wait_for(lambda: all_is_consumed(cluster), SETTLED_DEADLINE_S, "all commands are consumed again")
         assert everything(trial) == before
         assert_it_goes_on(trial)

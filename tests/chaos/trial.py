@@ -18,7 +18,7 @@ from streams.topics import Topics
 from tests.chaos.checker import Report, check
 from tests.chaos.cluster import Cluster, WorkerProcess, wait_for
 from tests.chaos.history import History, WorkerEntry
-from tests.chaos.observations import read_commands, read_events, read_ledger
+from tests.chaos.observations import read_commands, read_events, read_ledger, topic_ends
 from tests.chaos.timeline import Timeline
 
 MAX_ATTEMPTS = 50
@@ -40,6 +40,8 @@ class Trial:
         self.one_offs: dict[str, datetime] = {}
         self.open_ended: list[UUID] = []
         self._first_epoch_sample = len(cluster.epochs.samples)
+        bootstrap, topics = cluster.stack.bootstrap, Topics()
+        self._starts = {topic: topic_ends(bootstrap, topic) for topic in (topics.run_events, topics.commands)}
         self.producer = CommandProducer(
             cluster.stack.bootstrap, tenant=LOCAL_TENANT, delivery_timeout_s=OUTAGE_MAX_S, partitions=16
         )
@@ -167,8 +169,8 @@ class Trial:
         return History(
             one_offs=self.one_offs,
             entries=self.entries(),
-            events=read_events(bootstrap, topics.run_events, job_ids),
-            commands=read_commands(bootstrap, topics.commands, job_ids),
+            events=read_events(bootstrap, topics.run_events, self._starts[topics.run_events], job_ids),
+            commands=read_commands(bootstrap, topics.commands, self._starts[topics.commands], job_ids),
             epochs=self.cluster.epochs.samples[self._first_epoch_sample :],
             ledger=read_ledger(self.cluster.stack.dsn, job_ids),
             faults=self.timeline.faults,
