@@ -5,7 +5,6 @@ time, answers and the wire. The same worker is tested on the real server elsewhe
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-import httpx
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -183,54 +181,6 @@ class LeaseServer:
             "queue": "q",
             "payload": run.payload,
         }
-
-
-class Wire(httpx.AsyncBaseTransport):
-    """The way to the server; `faults` says what becomes of a request: None, or what to do instead of passing it on.
-
-    A fault is called with the request and `pass_on`, which has the server handle it: raise before that for a request
-    that never arrived, after it for an answer that was lost.
-    """
-
-    def __init__(self, server: LeaseServer) -> None:
-        self._server = httpx.ASGITransport(server.app())
-        self.fault: Callable[[httpx.Request, Callable[[], Any]], Any] | None = None
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        async def pass_on() -> httpx.Response:
-            return await self._server.handle_async_request(request)
-
-        response: httpx.Response = await (self.fault(request, pass_on) if self.fault else pass_on())
-        return response
-
-    def lose_answers(self, path_end: str, times: int) -> None:
-        """Let the server handle the next calls of a path, and lose what it says."""
-        left = times
-
-        async def fault(request: httpx.Request, pass_on: Callable[[], Any]) -> httpx.Response:
-            nonlocal left
-            response: httpx.Response = await pass_on()
-            if left and request.url.path.endswith(path_end):
-                left -= 1
-                raise httpx.ReadError("the answer was lost", request=request)
-            return response
-
-        self.fault = fault
-
-    def cut(self, path_end: str) -> None:
-        """Let no call of a path arrive any more."""
-
-        async def fault(request: httpx.Request, pass_on: Callable[[], Any]) -> httpx.Response:
-            if request.url.path.endswith(path_end):
-                raise httpx.ConnectError("cut", request=request)
-            response: httpx.Response = await pass_on()
-            return response
-
-        self.fault = fault
-
-
-def json_answer(status: int, body: Any, headers: dict[str, str] | None = None) -> httpx.Response:
-    return httpx.Response(status, content=json.dumps(body).encode(), headers=headers)
 
 
 def _instant(seconds: float) -> str:

@@ -31,7 +31,7 @@ from fencepost import (
     Unreachable,
 )
 from fencepost.models import Beat, Completion, Failure
-from tests.connectors.client.lease_server import json_answer
+from tests.connectors.client.wire import json_answer
 
 JOB_ID, RUN_ID = uuid4(), uuid4()
 

@@ -122,8 +122,10 @@ def test_same_idempotency_key_gives_the_same_job_and_command(producing: Any, rea
         assert producer.create_job(SPEC, idempotency_key="daily") == first == idempotent_id("acme", "daily")
         producer.trigger(first, idempotency_key="once")
         producer.trigger(first, idempotency_key="once")
-    commands = [command for record in read(4) for command in record.commands]
-    assert commands[2].command_id == commands[3].command_id
+        producer.pause(first, idempotency_key="once")  # another verb, another effect
+    commands = [command for record in read(5) for command in record.commands]
+    assert commands[2].command_id == commands[3].command_id == idempotent_id("acme", f"once\x00trigger {first}")
+    assert commands[4].command_id == idempotent_id("acme", f"once\x00pause {first}")
     assert commands[0].command_id != commands[1].command_id  # a create is known by its job id
 
 

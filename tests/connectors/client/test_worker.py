@@ -17,7 +17,8 @@ from fencepost import (
     Unauthorized,
     Worker,
 )
-from tests.connectors.client.lease_server import LeaseServer, json_answer
+from tests.connectors.client.lease_server import LeaseServer
+from tests.connectors.client.wire import json_answer
 from tests.connectors.client.worker_bench import Bench
 
 

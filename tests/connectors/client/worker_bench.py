@@ -7,9 +7,12 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import httpx
+
 from fencepost import FencepostClient, Worker
 from fencepost.worker import Handler
-from tests.connectors.client.lease_server import LeaseServer, Wire
+from tests.connectors.client.lease_server import LeaseServer
+from tests.connectors.client.wire import Wire
 
 
 async def eventually(condition: Callable[[], object], timeout_s: float = 5) -> None:
@@ -24,7 +27,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.server = LeaseServer()
-        self.wire = Wire(self.server)
+        self.wire = Wire(httpx.ASGITransport(self.server.app()))
 
     @contextlib.asynccontextmanager
     async def working(self, handler: Handler, **options: Any) -> AsyncIterator[Worker]:

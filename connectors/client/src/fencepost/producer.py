@@ -107,7 +107,7 @@ class CommandProducer:
 
     def trigger(self, job_id: UUID, payload: Any = None, *, idempotency_key: str | None = None) -> UUID:
         """Run a job now, beside its schedule, with its own payload unless one is given."""
-        command = trigger_command(self._tenant, job_id, payload, self._command_id(idempotency_key))
+        command = trigger_command(self._tenant, job_id, payload, self._command_id(idempotency_key, "trigger", job_id))
         self._send("TriggerJob", job_id, command)
         return job_id
 
@@ -137,11 +137,13 @@ class CommandProducer:
         self.close()
 
     def _send_plain(self, name: str, job_id: UUID, idempotency_key: str | None) -> UUID:
-        self._send(name, job_id, job_command(self._tenant, job_id, self._command_id(idempotency_key)))
+        verb = name.removesuffix("Job").lower()
+        self._send(name, job_id, job_command(self._tenant, job_id, self._command_id(idempotency_key, verb, job_id)))
         return job_id
 
-    def _command_id(self, idempotency_key: str | None) -> UUID | None:
-        return idempotent_id(self._tenant, idempotency_key) if idempotency_key else None
+    def _command_id(self, key: str | None, verb: str, job_id: UUID) -> UUID | None:
+        """As the API makes it: a key has its effect once for each verb and job."""
+        return idempotent_id(self._tenant, f"{key}\x00{verb} {job_id}") if key else None
 
     def _send(self, name: str, job_id: UUID, fields: Record) -> None:
         if self._closed.is_set():

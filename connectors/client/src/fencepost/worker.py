@@ -138,7 +138,8 @@ class Worker:
                     retry_for_s=0,
                 )
             except (TryAgain, ServerFault) as error:
-                wait_s = wait_before_retry_s(repetition, getattr(error, "retry_after_s", None))
+                retry_after_s = error.retry_after_s if isinstance(error, TryAgain) else None
+                wait_s = wait_before_retry_s(repetition, retry_after_s)
                 log.warning("no runs of %s for %.1f s: %s", self._queue, wait_s, error)
                 await asyncio.sleep(wait_s)
                 repetition += 1
@@ -183,7 +184,7 @@ class Worker:
                 result = await self._call_handler(context)
                 outcome, size_bytes = _completion(lease, result)
             except asyncio.CancelledError:
-                if lease.stop_reason is None and _is_being_cancelled():
+                if self._is_cancelled_by_others(lease):
                     self._end(lease)
                     raise
                 outcome = _failure(lease, "the handler was cancelled")
@@ -192,6 +193,12 @@ class Worker:
                 size_bytes = len(outcome.error)
         self._end(lease)
         self._report(lease, outcome, size_bytes)
+
+    def _is_cancelled_by_others(self, lease: Lease) -> bool:
+        """Whether the program ends, and not only this handler, or something that it awaited."""
+        task = asyncio.current_task()
+        ours = int(lease.stop_reason is not None and self._threads is None)
+        return task is not None and task.cancelling() > ours
 
     async def _call_handler(self, context: RunContext) -> Any:
         if self._threads is None:
@@ -272,12 +279,6 @@ class _Ask(NamedTuple):
 
 def _is_async(handler: Handler) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
-
-
-def _is_being_cancelled() -> bool:
-    """Whether the task itself was cancelled, and not only something that its handler awaited."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _completion(lease: Lease, result: Any) -> tuple[Completion, int]:

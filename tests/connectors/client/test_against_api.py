@@ -1,0 +1,276 @@
+"""The client and the worker on the real API, over TCP, with its real ledger and broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from api.api_role import ApiRole
+from api.app import ApiSettings
+from connectors.stack import KafkaBroker
+from fencepost import (
+    FencepostClient,
+    Invalid,
+    JobSpec,
+    LeaseLost,
+    NotFound,
+    PermanentFailure,
+    Refused,
+    RunContext,
+    Schedule,
+    SyncClient,
+    Unauthorized,
+    Worker,
+    cron,
+    every,
+)
+from fencepost.models import Completion
+from ledger.connection import Pool, session
+from ledger.runs import read_run
+from ledger.tokens import Role, create_token
+from schemas.codec import Codec
+from streams.topics import Topics, create_topics
+from tests.api.owner import Owner
+from tests.connectors.client.wire import Wire
+from tests.connectors.client.worker_bench import eventually
+from tests.ledger_fixtures import PARTITIONS
+
+TENANT = "acme"
+
+
+@pytest.fixture(scope="module")
+def topics(kafka_broker: KafkaBroker) -> Topics:
+    topics = Topics(f"client-{uuid4().hex[:8]}")
+    create_topics(kafka_broker.bootstrap, topics, PARTITIONS)
+    return topics
+
+
+@pytest_asyncio.fixture
+async def api_url(ledger_dsn: str, kafka_broker: KafkaBroker, topics: Topics) -> AsyncIterator[str]:
+    settings = ApiSettings(
+        partitions=PARTITIONS,
+        bootstrap=kafka_broker.bootstrap,
+        commands_topic=topics.commands,
+        ready_topic=topics.ready,
+        codec=Codec(),
+    )
+    role, stop = ApiRole(ledger_dsn, "127.0.0.1", 0, settings), asyncio.Event()
+    running = asyncio.create_task(role.run(stop))
+    await role.ready.wait()
+    yield role.url
+    stop.set()
+    await running
+
+
+@pytest_asyncio.fixture
+async def owner(ledger_pool: Pool, kafka_broker: KafkaBroker, topics: Topics) -> Owner:
+    owner = Owner(ledger_pool, kafka_broker.bootstrap, topics)
+    await owner.take_over_all()
+    return owner
+
+
+class Clients:
+    """Clients of the API, each with a token of its own and a wire that can fail."""
+
+    def __init__(self, url: str, pool: Pool) -> None:
+        self.url = url
+        self._pool = pool
+
+    async def token(self, role: Role = "admin") -> str:
+        async with session(self._pool) as conn:
+            return await create_token(conn, TENANT, role)
+
+    @contextlib.asynccontextmanager
+    async def client(self, role: Role = "admin", wire: Wire | None = None) -> AsyncIterator[FencepostClient]:
+        async with FencepostClient(self.url, await self.token(role), transport=wire) as client:
+            yield client
+
+    @contextlib.asynccontextmanager
+    async def working(
+        self, handler: Callable[[RunContext], Any], *, wire: Wire | None = None, **options: Any
+    ) -> AsyncIterator[Worker]:
+        async with self.client("worker", wire) as client:
+            worker = Worker(client, "mail", handler, **options)
+            running = asyncio.create_task(worker.run())
+            try:
+                yield worker
+            finally:
+                await worker.drain()
+                await running
+
+    async def state(self, run_id: UUID) -> tuple[str, int | None]:
+        """A run's state and attempt; ended runs are gone from the table."""
+        async with session(self._pool) as conn:
+            row = await read_run(conn, run_id)
+        return (row.state, row.attempt) if row else ("ended", None)
+
+
+@pytest.fixture
+def clients(api_url: str, ledger_pool: Pool) -> Clients:
+    return Clients(api_url, ledger_pool)
+
+
+async def test_worker_completes_each_of_many_runs_exactly_once(clients: Clients, owner: Owner) -> None:
+    run_ids = await owner.make_due(2500)
+    executed: Counter[UUID] = Counter()
+
+    async def note(ctx: RunContext) -> dict[str, int]:
+        executed[ctx.run_id] += 1
+        return {"attempt": ctx.attempt}
+
+    async with clients.working(note, slots=1000) as worker:
+        await eventually(lambda: worker.stats.completed == 2500, timeout_s=30)
+    assert executed == Counter(run_ids)
+    assert worker.stats.conflicts == worker.stats.abandoned == worker.stats.refused == 0
+    assert {await clients.state(run_id) for run_id in run_ids[::100]} == {("ended", None)}
+
+
+async def test_lost_answers_lose_no_run_and_execute_none_twice(clients: Clients, owner: Owner) -> None:
+    """Half of all answers are lost, in turn, after the server has done what was asked."""
+    run_ids = await owner.make_due(300)
+    executed: Counter[UUID] = Counter()
+    calls = 0
+
+    async def fault(request: httpx.Request, pass_on: Callable[[], Any]) -> httpx.Response:
+        nonlocal calls
+        response: httpx.Response = await pass_on()
+        await response.aread()
+        calls += 1
+        if calls % 2:
+            raise httpx.ReadError("the answer was lost", request=request)
+        return response
+
+    async def note(ctx: RunContext) -> None:
+        executed[ctx.run_id] += 1
+
+    wire = Wire(httpx.AsyncHTTPTransport())
+    wire.fault = fault
+    async with clients.working(note, wire=wire, slots=50) as worker:
+        await eventually(lambda: worker.stats.completed + worker.stats.conflicts >= 300, timeout_s=30)
+    assert executed == Counter(run_ids)
+    assert (worker.stats.completed, worker.stats.conflicts) == (300, 0)
+
+
+async def test_heartbeats_hold_the_lease_of_a_run_that_outlasts_its_visibility(clients: Clients, owner: Owner) -> None:
+    await owner.make_due(5)
+
+    async def slow(_: RunContext) -> None:
+        await asyncio.sleep(2.5)
+
+    async with clients.working(slow, visibility_s=1) as worker:
+        await eventually(lambda: worker.stats.completed == 5, timeout_s=15)
+    assert worker.stats.conflicts == worker.stats.abandoned == 0
+
+
+async def test_failures_are_retried_or_buried_with_their_reason(clients: Clients, owner: Owner) -> None:
+    [retried] = await owner.make_due(payload='"retry"')
+    [buried] = await owner.make_due(payload='"bury"')
+
+    async def fail(ctx: RunContext) -> None:
+        if ctx.payload == "bury":
+            raise PermanentFailure("no such customer")
+        if ctx.attempt == 1:
+            raise TimeoutError("slow")
+
+    async with clients.working(fail) as worker:
+        await eventually(lambda: (worker.stats.completed, worker.stats.failed) == (1, 2), timeout_s=15)
+    async with clients.client() as client:
+        dead = await client.run(buried)
+        assert (dead.state, dead.reason, dead.attempt) == ("dead", "no such customer", 1)
+        assert (await client.run(retried)).state == "completed"
+
+
+async def test_drained_worker_leaves_no_lease_behind(clients: Clients, owner: Owner) -> None:
+    async def nothing(_: RunContext) -> None: ...
+
+    async with clients.working(nothing):
+        await asyncio.sleep(0.2)  # a poll waits at the server
+    [run_id] = await owner.make_due()
+    assert await clients.state(run_id) == ("pending", 0)
+    async with clients.working(nothing) as worker:
+        await eventually(lambda: worker.stats.completed == 1, timeout_s=15)
+
+
+async def test_older_lease_token_is_a_lost_lease(clients: Clients, owner: Owner) -> None:
+    [run_id] = await owner.make_due()
+    async with clients.client("worker") as client:
+        [run] = await client.lease("mail", "w", wait_s=10)
+        await client.release(run_id, run.lease_token)
+        [again] = await client.lease("mail", "w", wait_s=10)
+        assert (again.attempt, again.lease_token) == (1, run.lease_token + 1)
+        with pytest.raises(LeaseLost):
+            await client.complete(run_id, run.lease_token)
+        [answer] = await client.complete_many([Completion(run_id, run.lease_token)])
+        assert answer.status == 409
+        assert not (await client.heartbeat(run_id, again.lease_token)).cancel
+        await client.complete(run_id, again.lease_token, {"rows": [1, None]})
+        await client.complete(run_id, again.lease_token, {"rows": [1, None]})  # as after a lost answer
+
+
+async def test_repeated_request_id_gets_the_same_runs(clients: Clients, owner: Owner) -> None:
+    await owner.make_due(4)
+    async with clients.client("worker") as client:
+        request_id = uuid4()
+        first = await client.lease("mail", "w", max_runs=2, wait_s=10, request_id=request_id)
+        assert {run.run_id for run in first} == {
+            run.run_id for run in await client.lease("mail", "w", max_runs=2, request_id=request_id)
+        }
+
+
+async def test_create_that_no_owner_applies_is_accepted_and_its_key_gives_the_job_id(clients: Clients) -> None:
+    async with clients.client("producer") as client:
+        answer = await client.create_job(JobSpec(queue="mail", schedule=every(60)), idempotency_key="daily")
+    assert not answer.applied
+    assert answer.command_id is not None
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        (JobSpec(queue="mail", schedule=cron("60 * * * *")), "schedule.cron"),
+        (JobSpec(queue="mail", schedule=cron("@daily", "Mars/Base")), "schedule.zone"),
+        (JobSpec(queue="mail", schedule=Schedule(every_seconds=60, zone="Europe/Berlin")), "schedule.zone"),
+    ],
+)
+async def test_schedule_that_only_the_server_can_judge_is_refused_with_its_field(
+    clients: Clients, spec: JobSpec, field: str
+) -> None:
+    async with clients.client("producer") as client:
+        with pytest.raises(Invalid) as caught:
+            await client.create_job(spec)
+    assert caught.value.field == field
+
+
+async def test_what_a_token_may_not_do_is_refused(clients: Clients) -> None:
+    async with clients.client("worker") as client:
+        with pytest.raises(Unauthorized) as caught:
+            await client.pause_job(uuid4())
+        assert caught.value.status == 403
+    async with clients.client("operator") as client:
+        with pytest.raises(NotFound):
+            await client.job(uuid4())
+    async with FencepostClient(clients.url, "fp_unknown_token") as stranger:
+        with pytest.raises(Unauthorized) as caught:
+            await stranger.lease("mail", "w")
+        assert caught.value.status == 401
+
+
+async def test_sync_client_talks_to_the_api_as_well(clients: Clients, owner: Owner) -> None:
+    [run_id] = await owner.make_due()
+    token = await clients.token()
+
+    def blocking_program() -> str:
+        with SyncClient(clients.url, token) as client:
+            with pytest.raises(Refused):
+                client.job(uuid4())
+            return client.run(run_id).state
+
+    assert await asyncio.to_thread(blocking_program) == "pending"

@@ -1,0 +1,42 @@
+"""What the distribution promises: its names, its errors, and that it drags nothing of the server along."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import fencepost
+from fencepost import errors
+
+PUBLIC = {
+    *{"CommandProducer", "FencepostClient", "SyncClient", "Worker", "SyncWorker", "run_worker", "RunContext"},
+    *{"JobSpec", "Schedule", "cron", "every", "at", "after", "StopReason", "WorkerStats"},
+    *{"FencepostError", "TryAgain", "Unreachable", "KafkaUnreachable", "Unavailable", "Throttled", "Refused"},
+    *{"Unauthorized", "NotFound", "Conflict", "LeaseLost", "Invalid", "InvalidInput", "TopicMissing", "ServerFault"},
+    *{"PermanentFailure", "RetryLater"},
+}
+
+
+def test_public_names_are_pinned() -> None:
+    assert set(fencepost.__all__) == PUBLIC
+    assert fencepost.__all__ == sorted(fencepost.__all__)
+
+
+def test_every_error_has_a_remedy() -> None:
+    remedies = (errors.TryAgain, errors.Refused, errors.InvalidInput, errors.TopicMissing, errors.ServerFault)
+    raised = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.FencepostError)
+    ]
+    assert {kind.__name__ for kind in raised} <= PUBLIC
+    assert len(raised) == 15
+    assert all(issubclass(kind, remedies) for kind in raised if kind is not errors.FencepostError)
+    assert not issubclass(errors.PermanentFailure, errors.FencepostError)
+    assert not issubclass(errors.RetryLater, errors.FencepostError)
+
+
+def test_client_imports_nothing_of_the_server() -> None:
+    server = {"schemas", "ledger", "streams", "api", "fencepostd", "connectors", "starlette", "psycopg", "faust"}
+    script = "import sys, fencepost, fencepost.cli; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert "fencepost" in loaded
+    assert server.isdisjoint(loaded)
