@@ -5,6 +5,7 @@ Time is NOW and instants around it, given to the ledger, so that nothing here wa
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from ledger.completions import Completion, Ended, Failure, complete_runs, expire_leases, fail_runs
-from ledger.connection import Pool, session
+from ledger.connection import Connection, Pool, session
 from ledger.fence import Fence, api_transaction, owner_transaction, take_over
 from ledger.jobs import Job, NewJob, create_jobs, delete_jobs, pause_jobs, read_jobs
 from ledger.leases import HeldLease, LeaseAsk, LeasedRun, lease_runs, release_runs
@@ -139,3 +140,17 @@ def names(events: Iterable[Told]) -> list[str]:
 
 def ids(leased: Sequence[LeasedRun]) -> set[UUID]:
     return {run.run_id for run in leased}
+
+
+LOCK_WAITS = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
+
+
+async def until_someone_waits_for_a_lock(conn: Connection) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            row = await (await conn.execute(LOCK_WAITS)).fetchone()
+            if row and row[0]:
+                return
+            await asyncio.sleep(0.002)  # the server tells nobody that a session waits

@@ -19,21 +19,8 @@ from ledger.leases import lease_runs
 from ledger.partitions import advance_decided, advance_offset, list_partitions, reset_offsets
 from schemas.errors import EpochLost, InvariantBroken, LedgerMismatch, LedgerUnavailable
 from schemas.ids import run_id_for
-from tests.ledger.owned_partition import NOW, OwnedPartition
+from tests.ledger.owned_partition import NOW, OwnedPartition, until_someone_waits_for_a_lock
 from tests.ledger_fixtures import PARTITIONS
-
-STARTED_WAITING = """
-SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
-"""
-
-
-async def until_someone_waits_for_a_lock(conn: Connection) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            row = await (await conn.execute(STARTED_WAITING)).fetchone()
-            if row and row[0]:
-                return
-            await asyncio.sleep(0.002)  # the server tells nobody that a session waits
 
 
 def run_on(partition: int) -> UUID:

@@ -1,0 +1,123 @@
+"""What the hot path costs: no update of it touches an index, and every statement of it goes by the primary key."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from psycopg import sql
+
+from ledger.completions import COMPLETE_RUNS, EXPIRE_LEASES, FAIL_RUNS, Completion
+from ledger.connection import Connection, session
+from ledger.fence import api_transaction
+from ledger.leases import EXTEND_LEASES, LEASE_RUNS, RELEASE_RUNS, Beat, HeldLease, extend_leases
+from tests.ledger.owned_partition import NOW, OwnedPartition, later
+
+CYCLES = 40
+UPDATES = "SELECT n_tup_upd, n_tup_hot_upd, n_tup_newpage_upd FROM pg_stat_user_tables WHERE relname = 'runs'"
+
+
+async def updates_of_runs(conn: Connection) -> tuple[int, int, int]:
+    """(all, hot, to another page) since the statistics began."""
+    await conn.execute("SELECT pg_stat_force_next_flush()")
+    row = await (await conn.execute(UPDATES)).fetchone()
+    assert row is not None
+    return row[0], row[1], row[2]
+
+
+async def test_leases_heartbeats_and_releases_touch_no_index(owned: OwnedPartition) -> None:
+    """A page has room for a few versions of its rows, and the next update prunes what nobody sees any more."""
+    run_ids = await owned.runs(20, max_attempts=100)
+    # One session for all: statistics are kept by each until it flushes them.
+    async with session(owned.pool) as conn:
+        await conn.execute("VACUUM runs")
+        before = await updates_of_runs(conn)
+    for _ in range(CYCLES):
+        leases = await owned.lease(*run_ids)
+        async with api_transaction(owned.pool, run_ids) as conn:
+            await extend_leases(conn, [Beat(run.run_id, run.lease_token, 60.0) for run in leases], now=later(1))
+        await owned.release(*(HeldLease(run.run_id, run.lease_token) for run in leases))
+    await flush_all_sessions(owned)
+    async with session(owned.pool) as conn:
+        after = await updates_of_runs(conn)
+    updates, hot, moved = (now - then for now, then in zip(after, before, strict=True))
+    assert updates == 3 * CYCLES * len(run_ids)
+    # What is not hot can only have moved for want of room: an indexed column that changed would not be hot in place.
+    assert updates - hot == moved
+    assert hot >= 0.9 * updates
+
+
+async def flush_all_sessions(owned: OwnedPartition) -> None:
+    sessions = [await owned.pool.getconn() for _ in range(owned.pool.max_size)]
+    for conn in sessions:
+        await conn.execute("SELECT pg_stat_force_next_flush()")
+        await conn.execute("SELECT 1")
+    for conn in sessions:
+        await owned.pool.putconn(conn)
+
+
+async def test_finishing_updates_nothing(owned: OwnedPartition) -> None:
+    leases = await owned.lease(*await owned.runs(20))
+    await flush_all_sessions(owned)
+    async with session(owned.pool) as conn:
+        before = await updates_of_runs(conn)
+    await owned.complete(*(Completion(run.run_id, run.lease_token) for run in leases))
+    await flush_all_sessions(owned)
+    async with session(owned.pool) as conn:
+        assert await updates_of_runs(conn) == before
+
+
+async def test_no_index_covers_a_column_that_lease_heartbeat_or_finish_changes(owned: OwnedPartition) -> None:
+    changed = {"state", "version", "attempt", "lease_token", "lease_expires_at", "worker_id", "cancel_requested"}
+    async with session(owned.pool) as conn:
+        rows = await conn.execute("""
+            SELECT a.attname FROM pg_index i, pg_attribute a
+            WHERE i.indrelid = 'runs'::regclass AND a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+        """)
+        assert not changed & {row[0] for row in await rows.fetchall()}
+        partial = await conn.execute(
+            "SELECT 1 FROM pg_index WHERE indrelid = 'runs'::regclass AND (indpred IS NOT NULL OR indexprs IS NOT NULL)"
+        )
+        assert await partial.fetchall() == []
+
+
+STATEMENTS = {
+    "lease": LEASE_RUNS,
+    "heartbeat": EXTEND_LEASES,
+    "complete": COMPLETE_RUNS,
+    "fail": FAIL_RUNS,
+    "release": RELEASE_RUNS,
+    "expire": EXPIRE_LEASES,
+}
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+async def test_every_statement_about_runs_goes_by_the_primary_key(owned: OwnedPartition, name: str) -> None:
+    """A scan by partition or queue would be slower, and lock rows in another order than the ids'."""
+    run_ids = await owned.runs(300)
+    parameters = parameters_for(run_ids[:50])
+    async with session(owned.pool) as conn:
+        await conn.execute("ANALYZE runs")
+        plan = await (await conn.execute(sql.SQL("EXPLAIN " + STATEMENTS[name]), parameters)).fetchall()
+    lines = [row[0] for row in plan]
+    scans = [line for line in lines if "Scan" in line and (" on runs" in line or " on jobs" in line)]
+    assert scans
+    assert all("runs_pkey" in line or "jobs_pkey" in line for line in scans), "\n".join(lines)
+
+
+def parameters_for(run_ids: list[UUID]) -> dict[str, object]:
+    count = len(run_ids)
+    return {
+        "run_ids": run_ids,
+        "epochs": [1] * count,
+        "worker_ids": ["w"] * count,
+        "visibility_s": [30.0] * count,
+        "lease_tokens": [1] * count,
+        "results": [None] * count,
+        "reasons": ["boom"] * count,
+        "permanent": [False] * count,
+        "retry_after_s": [None] * count,
+        "tenants": [None] * count,
+        "queues": [None] * count,
+        "now": NOW,
+    }
