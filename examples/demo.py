@@ -37,7 +37,7 @@ WORKERS = 2
 
 
 def main() -> None:
-    with stack() as local, SyncClient(local.url, local.token) as client:
+    with stack() as local, workers(local), SyncClient(local.url, local.token) as client:
         heading("Commands, by Kafka")
         cron_jobs, refused_here, one_offs = send_jobs(local)
         wait_until_applied(local)
@@ -46,8 +46,7 @@ def main() -> None:
         heading("Next fire times, in their zones")
         show_next_fires(client, cron_jobs)
         heading(f"Runs, with {WORKERS} workers")
-        with workers(local):
-            wait_until_completed(client, len(one_offs))
+        wait_until_completed(client, len(one_offs))
         heading("What happened, from SQL")
         show_timeline(client, one_offs[len(one_offs) // 2])
         sys.exit(verdict(client, len(one_offs)))
