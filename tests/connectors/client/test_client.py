@@ -313,3 +313,11 @@ async def test_idempotency_key_that_would_not_arrive_as_it_is_is_refused(key: st
 def test_token_that_no_header_can_carry_is_refused(token: str) -> None:
     with pytest.raises(InvalidInput, match="token"):
         FencepostClient("http://server.test", token)
+
+
+@pytest.mark.parametrize("answered", [[], [JOB_ID], [RUN_ID, RUN_ID]])
+async def test_batch_answer_about_other_runs_is_the_server_s_fault(answered: list[UUID]) -> None:
+    results = [{"runId": str(run_id), "status": 200} for run_id in answered]
+    async with client_of(Script(json_answer(200, {"results": results}))) as client:
+        with pytest.raises(ServerFault, match="not in their order"):
+            await client.complete_many([Completion(RUN_ID, 1)])

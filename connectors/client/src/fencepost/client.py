@@ -11,7 +11,7 @@ from uuid import UUID
 import httpx
 import msgspec
 
-from fencepost.errors import Conflict, InvalidInput, LeaseLost
+from fencepost.errors import Conflict, InvalidInput, LeaseLost, ServerFault
 from fencepost.http_calls import HttpCalls, decoded
 from fencepost.ids import new_id
 from fencepost.job_spec import JobSpec, Name, convert, spec_fields
@@ -212,7 +212,10 @@ class FencepostClient:
         answer = await self._calls.call(
             "POST", f"/v1/runs/{verb}", {"runs": outcomes}, timeout_s=timeout_s, retry_for_s=retry_for_s
         )
-        return decoded(answer.body, BatchAnswer).results
+        results = decoded(answer.body, BatchAnswer).results
+        if [result.run_id for result in results] != [outcome.run_id for outcome in outcomes]:
+            raise ServerFault(f"{len(results)} answers to {len(outcomes)} runs, or not in their order")
+        return results
 
 
 def _checked_key(key: str) -> str:

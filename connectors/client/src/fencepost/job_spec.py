@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 PAYLOAD_MAX_BYTES = 64 * 1024
 
-Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:-]+$")]
+Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:-]+\Z")]
 Instant = Annotated[datetime, Meta(tz=True)]
 PositiveSeconds = Annotated[float, Meta(gt=0, le=366 * 86400)]
 

@@ -22,8 +22,6 @@ log = logging.getLogger("fencepost.worker")
 
 BATCH_MAX = 1000
 BATCH_MAX_BYTES = 1024 * 1024
-RESULT_MAX_BYTES = 64 * 1024
-ERROR_MAX_CHARS = 4000
 
 Outcome = Completion | Failure | Release
 

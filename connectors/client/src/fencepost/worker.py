@@ -12,17 +12,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from uuid import UUID
 
-import msgspec
-
+from fencepost.attempt_ends import completion, failure, failure_of, release
 from fencepost.backoff import wait_before_retry_s
 from fencepost.client import FencepostClient
-from fencepost.errors import PermanentFailure, RetryLater, ServerFault, TryAgain
+from fencepost.errors import ServerFault, TryAgain
 from fencepost.handler_threads import HandlerThreads
 from fencepost.heartbeats import Heartbeats
 from fencepost.ids import new_id
 from fencepost.leases import Lease, LeaseTerms, StopReason, elapsed_s
-from fencepost.models import Completion, Failure, LeasedRun, Release
-from fencepost.outcomes import ERROR_MAX_CHARS, RESULT_MAX_BYTES, Outcome, OutcomeReporter
+from fencepost.models import LeasedRun
+from fencepost.outcomes import Outcome, OutcomeReporter
 from fencepost.run_context import RunContext
 from fencepost.shutdown import Shutdown
 from fencepost.worker_stats import WorkerStats
@@ -153,7 +152,7 @@ class Worker:
             await self._confirm(leases)
         for lease in leases:
             if self._shutdown.asked.is_set():  # the answer crossed with the wish to drain
-                self._report(lease, _release(lease))
+                self._report(lease, release(lease))
             else:
                 self._start_handler(lease)
 
@@ -163,7 +162,7 @@ class Worker:
             await self._heartbeats.beat(leases)
         except asyncio.CancelledError:  # draining
             for lease in leases:
-                self._report(lease, _release(lease))
+                self._report(lease, release(lease))
             raise
 
     def _start_handler(self, lease: Lease) -> None:
@@ -177,19 +176,19 @@ class Worker:
         outcome: Outcome
         size_bytes = 0
         if lease.stop_reason is not None:  # stopped before it began
-            outcome = _release(lease)
+            outcome = release(lease)
         else:
             lease.started = True
             try:
                 result = await self._call_handler(context)
-                outcome, size_bytes = _completion(lease, result)
+                outcome, size_bytes = completion(lease, result)
             except asyncio.CancelledError:
                 if self._is_cancelled_by_others(lease):
                     self._end(lease)
                     raise
-                outcome = _failure(lease, "the handler was cancelled")
+                outcome = failure(lease, "the handler was cancelled")
             except (Exception, SystemExit) as error:
-                outcome = _failure_of(lease, error)
+                outcome = failure_of(lease, error)
                 size_bytes = len(outcome.error)
         self._end(lease)
         self._report(lease, outcome, size_bytes)
@@ -219,9 +218,9 @@ class Worker:
             self._forget(lease)
             return
         if lease.stop_reason is StopReason.CANCELLED:
-            outcome = _failure(lease, StopReason.CANCELLED.value, permanent=True)
+            outcome = failure(lease, StopReason.CANCELLED.value, permanent=True)
         elif lease.stop_reason is StopReason.DRAINING and lease.started:
-            outcome = _failure(lease, StopReason.DRAINING.value, retry_after_s=0)
+            outcome = failure(lease, StopReason.DRAINING.value, retry_after_s=0)
         self._outcomes.report(lease, outcome, size_bytes)
 
     def _forget(self, lease: Lease) -> None:
@@ -279,40 +278,6 @@ class _Ask(NamedTuple):
 
 def _is_async(handler: Handler) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
-
-
-def _completion(lease: Lease, result: Any) -> tuple[Completion, int]:
-    """Raises PermanentFailure for a result that the server would refuse: no attempt would mend it."""
-    run = lease.run
-    if result is None:
-        return Completion(run.run_id, run.lease_token), 0
-    try:
-        text = msgspec.json.encode(result)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise PermanentFailure(f"the handler's result is no JSON: {error}") from error
-    if len(text) > RESULT_MAX_BYTES:
-        raise PermanentFailure(f"the handler's result is {len(text)} bytes, more than {RESULT_MAX_BYTES}")
-    return Completion(run.run_id, run.lease_token, msgspec.Raw(text)), len(text)
-
-
-def _failure_of(lease: Lease, error: BaseException) -> Failure:
-    if isinstance(error, PermanentFailure):
-        return _failure(lease, str(error) or "permanent failure", permanent=True)
-    if isinstance(error, RetryLater):
-        return _failure(lease, str(error), retry_after_s=error.seconds)
-    if lease.stop_reason is None:
-        log.error("run %s attempt %d failed", lease.run.run_id, lease.run.attempt, exc_info=error)
-    return _failure(lease, f"{type(error).__name__}: {error}")
-
-
-def _failure(lease: Lease, reason: str, *, permanent: bool = False, retry_after_s: float | None = None) -> Failure:
-    # A lone surrogate (of an undecodable file name, for instance) is no text for JSON.
-    text = reason[:ERROR_MAX_CHARS].encode(errors="replace").decode()
-    return Failure(lease.run.run_id, lease.run.lease_token, text, permanent, retry_after_s)
-
-
-def _release(lease: Lease) -> Release:
-    return Release(lease.run.run_id, lease.run.lease_token)
 
 
 async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
