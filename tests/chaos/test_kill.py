@@ -40,7 +40,7 @@ def under_load(trial: Trial) -> None:
 
 def wait_for_work(trial: Trial) -> None:
     """Some of the load is executed between one fault and the next."""
-    trial.wait_for_progress(trial.timeline.random.randint(100, 400))
+    trial.wait_for_progress(trial.timeline.random.randint(50, 200))
 
 
 def stay_dead(trial: Trial) -> None:
