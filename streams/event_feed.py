@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 500
 POLL_S = 0.1
-OFFSET_TIMEOUT_S = 10.0
+OFFSET_TIMEOUT_S = 5.0
 
 
 class EventFeed:

@@ -57,3 +57,5 @@ class ReadyHints:
     def close(self) -> None:
         """Send what waits, for a moment."""
         self._producer.flush(1.0)
+        self._producer.purge()
+        self._producer.close()

@@ -13,6 +13,7 @@ from typing import Any
 from ledger.connection import ledger_pool
 from ledger.partitions import await_partition_count
 from schemas.codec import Codec
+from schemas.errors import KafkaUnavailable
 from streams.event_feed import EventFeed
 from streams.faust_app import SESSION_TIMEOUT_S, OwnersApp, create_owners_app
 from streams.ledger_clock import LedgerClock
@@ -73,11 +74,25 @@ class StreamsRole:
             app = create_owners_app(
                 self.bootstrap, f"{self.topics.prefix}-owners", self.topics.commands, ownership, self.state_folder
             )
+            if not await _kafka_is_there(feed, stop):
+                return
             stack.push_async_callback(app.stop)
             await app.start()
             stack.push_async_callback(_cancel, asyncio.create_task(_watch(app, crash)))
             stack.push_async_callback(ownership.close)
             await _first(stop, failed)
+
+
+async def _kafka_is_there(feed: EventFeed, stop: asyncio.Event) -> bool:
+    """Wait for the broker, which Faust would not; False when `stop` comes first."""
+    while not stop.is_set():
+        try:
+            await feed.end_offset(0)
+            return True
+        except KafkaUnavailable as error:
+            log.warning("waiting for Kafka: %s", error)
+            await asyncio.sleep(0.5)
+    return False
 
 
 async def _first(stop: asyncio.Event, failed: asyncio.Future[None]) -> None:

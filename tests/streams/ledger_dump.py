@@ -21,7 +21,7 @@ async def dump(pool: Pool, *without: str) -> dict[str, list[dict[str, Any]]]:
     tables = {}
     async with session(pool) as conn:
         for table, key in _TABLES.items():
-            cursor = await conn.execute(f"SELECT * FROM {table} ORDER BY {key}")  # type: ignore[arg-type]
+            cursor = await conn.execute(f"SELECT * FROM {table} ORDER BY {key}")
             names = [column.name for column in cursor.description or ()]
             rows = [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
             tables[table] = [{name: row[name] for name in row.keys() - set(without)} for row in rows]
@@ -31,5 +31,5 @@ async def dump(pool: Pool, *without: str) -> dict[str, list[dict[str, Any]]]:
 async def fetch(pool: Pool, query: str, *params: Any) -> list[Any]:
     """Rows; of a single column its values."""
     async with session(pool) as conn:
-        rows = await (await conn.execute(query, params)).fetchall()  # type: ignore[arg-type]
+        rows = await (await conn.execute(query, params)).fetchall()
     return [row[0] if len(row) == 1 else tuple(row) for row in rows]

@@ -227,7 +227,7 @@ def test_a_state_that_somebody_has_open_is_left_alone(tmp_path: Path) -> None:
     state = TimingState(tmp_path)
     run_id = uuid4()
     state.fold([scheduled(run_id, 1, START_US)])
-    with pytest.raises(Exception, match="(?i)lock"):
+    with pytest.raises(Exception, match=r"(?i)lock"):
         TimingState(tmp_path)
     assert all_due(state) == [(START_US, run_id.bytes)]
     state.close()

@@ -1,0 +1,261 @@
+"""Whole streams roles on real Kafka and Postgres: sharing, handing over, joining, starting over."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+from connectors.stack import KafkaBroker
+from ledger.connection import Pool, session
+from ledger.partitions import PartitionStatus, list_partitions
+from schemas.codec import Codec
+from schemas.commands import Command
+from streams import event_feed
+from streams.outbox_relay import OutboxRelay
+from streams.ownership import Ownership
+from streams.streams_role import StreamsRole
+from streams.topics import READY_PARTITIONS, Topics, create_topics
+from tests.ledger_fixtures import PARTITIONS
+from tests.streams.commands import create, job_on, pause, produce, resume
+from tests.streams.ledger_dump import dump, fetch
+from tests.streams.waiting import until
+
+ALL = list(range(PARTITIONS))
+MEMBERSHIP_KNOWN_S = 1.0
+# What owning and reading change in the ledger without any command taking effect.
+OF_OWNERS = ("epoch", "owner", "owner_since", "decided_through")
+
+
+@dataclass
+class Streams:
+    """Streams processes of one installation, as roles in this process."""
+
+    dsn: str
+    pool: Pool
+    bootstrap: str
+    folder: Path
+    topics: Topics = field(default_factory=lambda: Topics(f"test-{uuid4().hex[:12]}"))
+
+    @asynccontextmanager
+    async def role(self, name: str) -> AsyncIterator[Ownership]:
+        """A running role, stopped gracefully at the end. Fails if it failed."""
+        ownership, stop = Ownership(name, MEMBERSHIP_KNOWN_S), asyncio.Event()
+        role = StreamsRole(name, self.dsn, self.bootstrap, self.topics, Codec(), self.folder / name)
+        task = asyncio.create_task(role.run(stop, ownership))
+        try:
+            yield ownership
+        finally:
+            stop.set()
+            await asyncio.wait_for(task, 30)
+
+    @asynccontextmanager
+    async def relay(self) -> AsyncIterator[None]:
+        stop = asyncio.Event()
+        task = asyncio.create_task(OutboxRelay(self.dsn, self.bootstrap, self.topics, Codec()).run(stop))
+        try:
+            yield
+        finally:
+            stop.set()
+            await asyncio.wait_for(task, 30)
+
+    async def partitions(self) -> list[PartitionStatus]:
+        async with session(self.pool) as conn:
+            return await list_partitions(conn)
+
+    def produce(self, commands: Sequence[Command]) -> None:
+        produce(self.bootstrap, self.topics.commands, commands)
+
+    async def consumed(self, records: int) -> bool:
+        return sum(status.consumed_offset for status in await self.partitions()) >= records
+
+
+@pytest.fixture
+def streams(ledger_dsn: str, ledger_pool: Pool, kafka_broker: KafkaBroker, tmp_path: Path) -> Streams:
+    streams = Streams(ledger_dsn, ledger_pool, kafka_broker.bootstrap, tmp_path)
+    create_topics(streams.bootstrap, streams.topics, PARTITIONS)
+    return streams
+
+
+class Toggles:
+    """Jobs that are paused and resumed in turn: their versions tell whether each command took effect, once, in turn."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self.jobs = [job_on(partition) for partition in ALL]
+        self.rounds = 0
+        self.records = 0
+
+    def begin(self) -> None:
+        self._send([create(job_id) for job_id in self.jobs])
+
+    def toggle(self, rounds: int = 1) -> None:
+        for _ in range(rounds):
+            self._send([command(job_id) for job_id in self.jobs for command in (pause, resume)])
+            self.rounds += 1
+
+    async def keep_on(self, while_running: asyncio.Event) -> None:
+        while while_running.is_set():
+            await asyncio.to_thread(self.toggle)
+            await asyncio.sleep(0.05)
+
+    async def check(self) -> None:
+        await until(lambda: self._streams.consumed(self.records))
+        versions = dict(await fetch(self._streams.pool, "SELECT job_id, version FROM jobs"))
+        assert versions == dict.fromkeys(self.jobs, 1 + 2 * self.rounds)
+        assert await fetch(self._streams.pool, "SELECT DISTINCT outcome FROM applied_commands") == ["applied"]
+
+    def _send(self, commands: Sequence[Command]) -> None:
+        self._streams.produce(commands)
+        self.records += len(commands)
+
+
+@asynccontextmanager
+async def toggling(streams: Streams) -> AsyncIterator[Toggles]:
+    """Commands all the while; at the end each must have been applied once, in order."""
+    toggles, running = Toggles(streams), asyncio.Event()
+    toggles.begin()
+    running.set()
+    task = asyncio.create_task(toggles.keep_on(running))
+    try:
+        yield toggles
+    finally:
+        running.clear()
+        await task
+    await toggles.check()
+
+
+async def test_two_roles_share_the_partitions_and_one_that_stops_hands_over_at_once(streams: Streams) -> None:
+    async with streams.role("a") as a, toggling(streams) as toggles:
+        async with streams.role("b") as b:
+            await until(lambda: len(a.partitions()) == len(b.partitions()) == PARTITIONS // 2)
+            assert sorted(a.partitions() + b.partitions()) == ALL
+            assert {status.owner for status in await streams.partitions()} == {a.nonce, b.nonce}
+            rounds = toggles.rounds
+            await until(lambda: toggles.rounds > rounds + 2)
+        handed_over_s = await until(lambda: a.partitions() == ALL)
+        assert handed_over_s < 4  # 2 s, and room for a busy machine
+        rounds = toggles.rounds
+        await until(lambda: toggles.rounds > rounds + 2)
+
+
+async def test_a_third_role_gets_its_share_and_the_others_keep_theirs_undisturbed(streams: Streams) -> None:
+    async with streams.role("a") as a, streams.role("b") as b, toggling(streams):
+        await until(lambda: len(a.partitions()) == len(b.partitions()) == PARTITIONS // 2)
+        before = await streams.partitions()
+        async with streams.role("c") as c:
+            await until(lambda: len(c.partitions()) >= PARTITIONS // 4)
+            await until(lambda: sorted(a.partitions() + b.partitions() + c.partitions()) == ALL)
+            after = await streams.partitions()
+            kept = [new for old, new in zip(before, after, strict=True) if old.owner == new.owner]
+            assert len(kept) >= PARTITIONS // 2
+            assert all(new.epoch == before[new.partition].epoch for new in kept)
+            moved = [new for new in after if new.owner == c.nonce]
+            assert all(new.epoch == before[new.partition].epoch + 1 for new in moved)
+        await until(lambda: sorted(a.partitions() + b.partitions()) == ALL)
+
+
+async def test_reading_every_command_again_from_offset_0_changes_nothing(streams: Streams) -> None:
+    async with streams.role("a"), toggling(streams) as toggles:
+        await until(lambda: toggles.rounds > 3)
+    assert all(status.owner is None for status in await streams.partitions())
+    before = await dump(streams.pool, *OF_OWNERS)
+    async with streams.pool.connection() as conn:
+        await conn.execute("UPDATE partitions SET consumed_offset = 0")
+    async with streams.role("a"):
+        await until(lambda: streams.consumed(toggles.records))
+    assert await dump(streams.pool, *OF_OWNERS) == before
+
+
+async def test_deleting_all_timing_state_changes_nothing_and_runs_still_fire(streams: Streams) -> None:
+    soon = datetime.now(UTC) + timedelta(seconds=4)
+    jobs = [job_on(partition) for partition in ALL]
+    at = soon.isoformat().replace("+00:00", "Z")
+    async with streams.role("a"):
+        streams.produce([create(job_id, {"runAt": at}) for job_id in jobs])
+        await until(lambda: streams.consumed(PARTITIONS))
+    before = await dump(streams.pool, *OF_OWNERS)
+    shutil.rmtree(streams.folder / "a")
+    async with streams.role("a") as again:
+        await until(lambda: again.partitions() == ALL)
+        assert await dump(streams.pool, *OF_OWNERS) == before
+        hinted = await asyncio.to_thread(read_hints, streams, PARTITIONS)
+    assert hinted == set(await fetch(streams.pool, "SELECT run_id FROM runs"))
+    assert datetime.now(UTC) >= soon
+
+
+def read_hints(streams: Streams, count: int) -> set[UUID]:
+    """The runs that are hinted, until there are `count`."""
+    consumer = Consumer({"bootstrap.servers": streams.bootstrap, "group.id": uuid4().hex})
+    consumer.assign([TopicPartition(streams.topics.ready, p, OFFSET_BEGINNING) for p in range(READY_PARTITIONS)])
+    hinted: set[UUID] = set()
+    until_at = datetime.now(UTC) + timedelta(seconds=30)
+    while len(hinted) < count and datetime.now(UTC) < until_at:
+        message = consumer.poll(0.2)
+        if message is not None and message.error() is None:
+            ids = Codec().decode(message.value())[1]["runIds"]
+            hinted |= {UUID(bytes=ids[start : start + 16]) for start in range(0, len(ids), 16)}
+    consumer.close()
+    return hinted
+
+
+async def test_a_job_that_repeats_fires_on_time_again_and_again(streams: Streams) -> None:
+    async with streams.role("a") as a, streams.relay():
+        await until(lambda: a.partitions() == ALL)
+        streams.produce([create(job_on(4), {"everySeconds": 1}), create(job_on(5), {"everySeconds": 1})])
+        await until(lambda: _runs(streams, 8))
+        occurrences = await fetch(streams.pool, "SELECT job_id, scheduled_for FROM runs ORDER BY 1, 2")
+    for job_id in {job_id for job_id, _ in occurrences}:
+        times = [at for each, at in occurrences if each == job_id]
+        assert {later - earlier for earlier, later in itertools.pairwise(times)} == {timedelta(seconds=1)}
+
+
+async def _runs(streams: Streams, count: int) -> bool:
+    return (await fetch(streams.pool, "SELECT count(*) FROM runs"))[0] >= count
+
+
+async def test_bad_records_do_not_stop_what_follows(streams: Streams) -> None:
+    producer = Producer({"bootstrap.servers": streams.bootstrap})
+    async with streams.role("a"):
+        producer.produce(streams.topics.commands, b"not ours", partition=3)
+        producer.produce(streams.topics.commands, None, key=b"tombstone", partition=3)
+        assert producer.flush(10) == 0
+        streams.produce([create(job_on(3))])
+        await until(lambda: streams.consumed(3))
+    assert await fetch(streams.pool, "SELECT count(*) FROM jobs") == [1]
+
+
+async def test_a_role_waits_for_a_broker_that_is_away_and_can_be_stopped_meanwhile(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(event_feed, "OFFSET_TIMEOUT_S", 0.3)
+    role = StreamsRole("a", streams.dsn, "127.0.0.1:1", streams.topics, Codec(), streams.folder)
+    stop = asyncio.Event()
+    task = asyncio.create_task(role.run(stop))
+    await until(lambda: "waiting for Kafka" in caplog.text)
+    stop.set()
+    await asyncio.wait_for(task, 10)
+
+
+async def test_a_crash_of_faust_ends_the_role_instead_of_leaving_it_idle(streams: Streams) -> None:
+    ownership = Ownership("a", MEMBERSHIP_KNOWN_S)
+    role = StreamsRole("a", streams.dsn, streams.bootstrap, streams.topics, Codec(), streams.folder)
+    task = asyncio.create_task(role.run(asyncio.Event(), ownership))
+    await until(lambda: ownership.partitions() == ALL)
+    ownership.assign = _fail  # type: ignore[method-assign]
+    async with streams.role("b"):  # makes a rebalance
+        with pytest.raises(RuntimeError, match="out of order"):
+            await asyncio.wait_for(task, 30)
+
+
+def _fail(_: object) -> None:
+    raise RuntimeError("out of order")
