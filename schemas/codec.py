@@ -114,7 +114,7 @@ class Codec:
             raise Undecodable(f"the body is no {name}: {type(error).__name__}: {error}") from error
         if body.tell() != len(wire):
             raise Undecodable(f"{len(wire) - body.tell()} bytes are left over after the {name}")
-        return name, record  # type: ignore[return-value]
+        return name, record
 
     def _writer(self, schema_id: int) -> tuple[str, ParsedSchema]:
         known = self._writers.get(schema_id)

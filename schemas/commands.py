@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 PAYLOAD_MAX_BYTES = 64 * 1024
 
-Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:-]+$")]
+Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:-]+\Z")]  # $ would allow a newline
+Instant = Annotated[datetime, Meta(tz=True)]  # a naive datetime is an error
 Lane = Literal["high", "normal", "low"]
 LANES: tuple[Lane, ...] = ("high", "normal", "low")  # the ledger stores the index
 CatchUp = Literal["latest", "all", "none"]
@@ -54,7 +55,7 @@ class Command(Struct, rename="camel", kw_only=True, frozen=True):
     command_id: UUID
     tenant: Name
     job_id: UUID
-    issued_at: datetime
+    issued_at: Instant
 
 
 class CreateJob(Command, frozen=True, kw_only=True):
@@ -63,7 +64,7 @@ class CreateJob(Command, frozen=True, kw_only=True):
 
 class UpdateJob(Command, frozen=True, kw_only=True):
     spec: JobSpec
-    effective_from: datetime | None = None
+    effective_from: Instant | None = None
 
 
 class PauseJob(Command, frozen=True):
@@ -130,13 +131,18 @@ def parse_command(name: str, fields: Record) -> Command:
 
 
 def encode_command(codec: Codec, command: Command) -> bytes:
-    """The wire bytes of a single command."""
+    """The wire bytes of a single command. Raises CommandRejected for a time without a zone."""
     return codec.encode(type(command).__name__, command_record(command))
 
 
 def command_record(command: Command) -> Record:
-    """A command as the fields of its Avro record."""
+    """A command as the fields of its Avro record. Raises CommandRejected for a time without a zone.
+
+    Avro would take that for a time of this machine's zone.
+    """
     record: Record = msgspec.to_builtins(command, builtin_types=(datetime,))
+    for name, value in record.items():
+        _check_aware(name, value)
     if spec := record.pop("spec", None):
         record |= spec
         record["schedule"] = _schedule_record(spec["schedule"])
@@ -159,12 +165,12 @@ def check_payload(payload: str | None) -> None:
     """Raises CommandRejected unless payload is a JSON document within the cap."""
     if payload is None:
         return
-    size = len(payload.encode())
-    if size > PAYLOAD_MAX_BYTES:
-        raise CommandRejected(f"payload is {size} bytes, more than {PAYLOAD_MAX_BYTES}", field="payload")
     try:
+        size = len(payload.encode())
+        if size > PAYLOAD_MAX_BYTES:
+            raise CommandRejected(f"payload is {size} bytes, more than {PAYLOAD_MAX_BYTES}", field="payload")
         msgspec.json.decode(payload)
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise CommandRejected(f"payload is no JSON document: {error}", field="payload") from error
 
 
@@ -203,9 +209,23 @@ _INSTANTS = ("anchor", "runAt", "startAt", "endAt")
 def _schedule_record(schedule: Record) -> Record:
     record = {"excludeDates": [], **schedule}
     for key in _INSTANTS:
-        if isinstance(record.get(key), str):
-            record[key] = datetime.fromisoformat(record[key])
+        value = record.get(key)
+        if isinstance(value, str):
+            value = record[key] = _instant(key, value)
+        _check_aware(f"schedule.{key}", value)
     return record
+
+
+def _instant(key: str, text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise CommandRejected(f"{text!r} is no instant", field=f"schedule.{key}") from error
+
+
+def _check_aware(field: str, value: Any) -> None:
+    if isinstance(value, datetime) and value.tzinfo is None:
+        raise CommandRejected(f"{value.isoformat()} has no zone", field=field)
 
 
 def definition_json(spec: JobSpec) -> str:

@@ -21,7 +21,7 @@ ABSENT = Raw(b"null")
 
 LeaseToken = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 VisibilitySeconds = Annotated[float, Meta(ge=1, le=3600)]
-WorkerId = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")]
+WorkerId = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+\Z")]
 ErrorText = Annotated[str, Meta(max_length=4_000)]
 RetrySeconds = Annotated[float, Meta(ge=0, le=366 * 86_400)]
 
