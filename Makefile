@@ -18,9 +18,12 @@ $(VENV)/.installed: requirements.lock pyproject.toml connectors/client/pyproject
 
 setup: $(VENV)/.installed  ## make .venv with the locked dependencies and both distributions
 
-lock:  ## resolve the dependencies anew into requirements.lock (needs uv)
-	uv pip compile --quiet --universal --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
-	  --no-header --extra stack --extra dev pyproject.toml connectors/client/pyproject.toml -o requirements.lock
+LOCK := uv pip compile --quiet --universal --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
+	  --no-header
+
+lock:  ## resolve the dependencies anew into requirements.lock, and of these the server's own (needs uv)
+	$(LOCK) --extra stack --extra dev pyproject.toml connectors/client/pyproject.toml -o requirements.lock
+	$(LOCK) --constraints requirements.lock pyproject.toml -o requirements-server.lock
 
 format: setup  ## format and fix what the linter can
 	ruff format .
