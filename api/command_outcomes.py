@@ -42,10 +42,13 @@ class CommandOutcomes:
                 del self._waiting[command_id]
 
     async def run(self) -> None:
-        """Look for as long as the API runs. Ends by cancellation only."""
+        """Look for as long as the API runs, whatever happens. Ends by cancellation only."""
         while True:
             await self._arrived.wait()
-            await self._look()
+            try:
+                await self._look()
+            except Exception:
+                log.exception("looking for what became of commands failed in a way that nobody foresaw")
             if not self._waiting:
                 self._arrived.clear()
                 continue

@@ -65,7 +65,7 @@ class EndedAttempts:
             if row is not None:
                 raise lease_lost(_why(row, ask.lease_token))
             if end is not None:
-                state = "completed" if end.event == "run_completed" else "dead"
+                state = end.event.removeprefix("run_")
             else:
                 known = await self._ask_history(identity, ask.run_id, until, lambda known: known.state in _ENDED)
                 state = known.state if known.lease_token == ask.lease_token else f"{known.state} by another lease"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from api.auth import require_queue
 from api.endpoints import Call
 from api.group_commit import GroupCommit, Pending
 from api.metrics import ApiMetrics
-from api.problems import Problem
+from api.problems import Problem, invalid
 from api.ready_index import Queue, ReadyIndex, ReadyRun, Waiter
 from api.ready_poll import ReadyPoll
 from ledger.connection import Pool, session
@@ -41,6 +42,7 @@ from schemas.ids import idempotent_id
 
 log = logging.getLogger(__name__)
 
+QUEUE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")  # schemas.commands.Name
 # A call that will not wait is answered by a look into the ledger, or at once when that was done just before: a queue
 # without hints would seem empty for ever. This bounds how long such a look may hold it up.
 LOOK_S = 1.0
@@ -91,6 +93,8 @@ class Leases:
     async def lease(self, call: Call[http.LeaseRequest]) -> http.Leased:
         """POST /v1/queues/{queue}/lease."""
         name = call.path["queue"]
+        if not QUEUE_NAME.fullmatch(name):
+            raise invalid("queue", "a queue's name has 1 to 100 letters, digits and _ . : -")
         require_queue(call.identity, name)
         queue, body = (call.identity.tenant, name), call.body
         until = time.monotonic() + body.wait_seconds
@@ -195,6 +199,8 @@ class Leases:
             raise HungUp
         leased = await self._settle(asked.queue, popped, pending)
         self._count(popped, leased, body.visibility_seconds)
+        if not leased:
+            self._poll.doubt(asked.queue)
         return leased
 
     async def _settle(

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 # Of each lane, twice what the waiters want: the others who come meanwhile find something too.
 FEWEST_A_LANE = 200
 MOST_A_LANE = 1_000
+DOUBT_S = 0.05
 
 
 class ReadyPoll:
@@ -47,8 +48,22 @@ class ReadyPoll:
         """Somebody waits who did not a moment ago."""
         self._arrived.set()
 
+    def doubt(self, queue: Queue) -> None:
+        """What the index told of the queue could not be leased: a hint was early, or of an old epoch. Look soon."""
+        soon = time.monotonic() + DOUBT_S
+        self._look_at[queue] = min(self._look_at.get(queue, soon), soon)
+        self._arrived.set()
+
     async def run(self) -> None:
-        """Look for as long as the API runs. Ends by cancellation only."""
+        """Look for as long as the API runs, whatever happens. Ends by cancellation only."""
+        while True:
+            try:
+                await self._look_on()
+            except Exception:
+                log.exception("looking for due runs failed in a way that nobody foresaw")
+                await asyncio.sleep(self._interval_s[0])
+
+    async def _look_on(self) -> None:
         while True:
             self._arrived.clear()
             now, wanted = time.monotonic(), self._index.wanted()

@@ -6,8 +6,9 @@ For each server that is installed: CPU time a request for a single completion (1
 (15 kB), over 32 kept-alive connections; how long after a client hangs up the handler of its long-poll learns of it;
 and how long a stop takes while a long-poll waits. CPU time, not throughput: the clients share the machine.
 
-Measured on two cores (uvicorn 0.54 with httptools, granian 2.8): 29 and 96 us against 34 and 121 us; granian's
-`receive` tells a client that waits as gone at once, so nothing can be built on it. Hence uvicorn.
+Measured on two shared cores (uvicorn 0.54 with httptools, granian 2.8): 26-29 and about 100 us against 29-34 and
+94-121 us, so the same within noise; but granian's `receive` tells a client that waits as gone at once, and nothing can
+be built on that. Hence uvicorn.
 """
 
 from __future__ import annotations

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from confluent_kafka import OFFSET_END, Consumer, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaException, Message, Producer, TopicPartition
 
 from api.ready_index import ReadyRun
 from ledger.connection import Pool
@@ -128,10 +129,19 @@ class Owner:
 
 def _end_positions(consumer: Consumer, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
     """Fixed offsets, so that a command sent right after is read however late the consumer gets going."""
-    return [
-        TopicPartition(each.topic, each.partition, consumer.get_watermark_offsets(each, timeout=10)[1])
-        for each in partitions
-    ]
+    return [TopicPartition(each.topic, each.partition, _end_of(consumer, each)) for each in partitions]
+
+
+def _end_of(consumer: Consumer, partition: TopicPartition) -> int:
+    """The partition's end; a topic that was just made may need a moment to find its leader."""
+    for _ in range(50):
+        try:
+            end: int = consumer.get_watermark_offsets(partition, timeout=10)[1]
+        except KafkaException:
+            time.sleep(0.1)
+        else:
+            return end
+    raise AssertionError(f"{partition} has no leader")
 
 
 def _raw(message: Message) -> RawCommand:

@@ -1,0 +1,123 @@
+"""Tokens: who may do what, and how long the API believes what the ledger said."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from api.app import Api
+from api.auth import MOST_UNKNOWN, Authenticator
+from api.problems import Problem
+from ledger.connection import Pool, session
+from ledger.tokens import Role, create_token, revoke_token
+from tests.api.conftest import Caller, Callers
+
+Request = tuple[str, str, Any]
+
+LEASE: Request = ("POST", "/v1/queues/mail/lease", {"workerId": "w", "max": 1})
+CREATE: Request = ("POST", "/v1/jobs", {})
+QUERY: Request = ("POST", "/v1/query", {"sql": ""})
+JOB: Request = ("GET", f"/v1/jobs/{uuid4()}", None)
+PAUSE: Request = ("POST", f"/v1/jobs/{uuid4()}/pause", None)
+COMPLETE: Request = ("POST", "/v1/runs/complete", {"runs": []})
+
+ALLOWED: dict[Role, list[Request]] = {
+    "producer": [CREATE, JOB, PAUSE],
+    "worker": [LEASE, COMPLETE],
+    "operator": [QUERY, JOB, PAUSE],
+    "admin": [LEASE, COMPLETE, CREATE, JOB, PAUSE, QUERY],
+}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def call(caller: Caller, method: str, path: str, body: object) -> httpx.Response:
+    return await caller.http.request(method, path, json=body)
+
+
+async def test_each_role_may_do_its_own_and_nothing_else(callers: Callers) -> None:
+    for role, allowed in ALLOWED.items():
+        caller = await callers(role)
+        for request in ALLOWED["admin"]:
+            response = await call(caller, *request)
+            assert (response.status_code != 403) == (request in allowed), (role, request)
+
+
+async def test_a_wrong_role_is_told_which_one_it_takes(callers: Callers) -> None:
+    response = await call(await callers("worker"), *CREATE)
+    assert response.status_code == 403
+    assert "producer" in response.json()["detail"]
+
+
+async def test_a_missing_malformed_or_unknown_token_is_unauthorized(api: Api, callers: Callers) -> None:
+    good = await callers.token("worker")
+    for header in (None, "", "Bearer", "Bearer ", f"Basic {good}", f"Bearer {good[:-1]}", "Bearer fp_x_y", "Bearer é"):
+        headers = httpx.Headers() if header is None else httpx.Headers([("authorization", header)], encoding="latin-1")
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(api.app()), base_url="http://api") as client:
+            response = await client.post("/v1/queues/mail/lease", json={}, headers=headers)
+        assert response.status_code == 401, header
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert response.headers["content-type"] == "application/problem+json"
+
+
+async def test_the_scheme_is_read_in_any_case(callers: Callers) -> None:
+    token = await callers.token("worker")
+    caller = callers.with_token(token)
+    caller.http.headers["authorization"] = f"bearer {token}"
+    assert (await call(caller, *LEASE)).status_code == 200
+
+
+async def test_a_revoked_token_ends_within_five_seconds(ledger_pool: Pool) -> None:
+    clock = Clock()
+    authenticator = Authenticator(ledger_pool, clock=clock)
+    async with session(ledger_pool) as conn:
+        token = await create_token(conn, "acme", "worker")
+    header = f"Bearer {token}".encode()
+    identity = await authenticator.identify(header)
+    assert (identity.tenant, identity.role, identity.queues) == ("acme", "worker", None)
+    async with session(ledger_pool) as conn:
+        await revoke_token(conn, identity.token_id)
+    clock.now = 4.9
+    assert await authenticator.identify(header) == identity
+    clock.now = 5.1
+    with pytest.raises(Problem, match="revoked"):
+        await authenticator.identify(header)
+
+
+async def test_a_token_that_was_unknown_is_believed_once_it_exists(ledger_pool: Pool) -> None:
+    clock = Clock()
+    authenticator = Authenticator(ledger_pool, clock=clock)
+    async with session(ledger_pool) as conn:
+        token = await create_token(conn, "acme", "worker")
+        await conn.execute("UPDATE tokens SET revoked_at = now()")
+    header = f"Bearer {token}".encode()
+    with pytest.raises(Problem):
+        await authenticator.identify(header)
+    async with session(ledger_pool) as conn:
+        await conn.execute("UPDATE tokens SET revoked_at = NULL")
+    with pytest.raises(Problem):
+        await authenticator.identify(header)
+    clock.now = 5.1
+    assert (await authenticator.identify(header)).tenant == "acme"
+
+
+async def test_a_flood_of_wrong_tokens_cannot_push_out_a_right_one(ledger_pool: Pool) -> None:
+    authenticator = Authenticator(ledger_pool, clock=Clock())
+    async with session(ledger_pool) as conn:
+        token = await create_token(conn, "acme", "worker")
+    await authenticator.identify(f"Bearer {token}".encode())
+    for number in range(MOST_UNKNOWN + 10):
+        with pytest.raises(Problem):
+            await authenticator.identify(f"Bearer fp_{number}".encode())
+    assert len(authenticator._unknown) == MOST_UNKNOWN
+    async with session(ledger_pool) as conn:
+        await conn.execute("DELETE FROM tokens")
+    assert (await authenticator.identify(f"Bearer {token}".encode())).tenant == "acme"

@@ -1,0 +1,139 @@
+"""The look into the ledger for due runs that no hint told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from api import ready_poll
+from api.metrics import ApiMetrics
+from api.ready_index import Queue, ReadyIndex, ReadyRun, Waiter
+from api.ready_poll import ReadyPoll
+from ledger.connection import Connection, Pool
+from ledger.connection import ledger_pool as open_ledger_pool
+from ledger.runs import DueRun, find_due
+from tests.api.owner import Owner
+
+MAIL, SMS = ("acme", "mail"), ("acme", "sms")
+
+
+class Poll:
+    """A running poll, and those who wait on its index."""
+
+    def __init__(self, pool: Pool, interval_s: tuple[float, float]) -> None:
+        self.index, self.metrics = ReadyIndex(), ApiMetrics()
+        self.poll = ReadyPoll(pool, self.index, self.metrics, interval_s=interval_s)
+
+    def wait(self, queue: Queue, wanted: int = 10) -> Callable[[], Coroutine[Any, Any, list[ReadyRun]]]:
+        woken = asyncio.Event()
+        waiter = Waiter(queue, wanted, woken.set)
+        self.index.wait(waiter)
+        self.poll.waiter_arrived()
+
+        async def runs() -> list[ReadyRun]:
+            async with asyncio.timeout(10):
+                await woken.wait()
+            return waiter.take()
+
+        return runs
+
+    def looks(self) -> float:
+        looks: float = self.metrics.ready_polls._value.get()
+        return looks
+
+
+@asynccontextmanager
+async def polling(pool: Pool, interval_s: tuple[float, float] = (60.0, 60.0)) -> AsyncIterator[Poll]:
+    poll = Poll(pool, interval_s)
+    task = asyncio.create_task(poll.poll.run())
+    try:
+        yield poll
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_one_look_serves_all_queues_that_are_waited_on(ledger_pool: Pool, owner: Owner) -> None:
+    mail, sms = await owner.make_due(3), await owner.make_due(2, queue="sms")
+    await owner.make_due(4, queue="unwanted")
+    async with polling(ledger_pool) as poll:
+        waits = [poll.wait(queue) for queue in (MAIL, SMS)]
+        got = [await wait() for wait in waits]
+        assert [[run.run_id for run in runs] for runs in got] == [mail, sms]
+        assert poll.looks() == 1
+        assert len(poll.index) == 0
+
+
+async def test_nobody_waiting_means_no_look(ledger_pool: Pool, owner: Owner) -> None:
+    await owner.make_due(3)
+    async with polling(ledger_pool, (0.001, 0.001)) as poll:
+        await asyncio.sleep(0.1)
+        assert poll.looks() == 0
+
+
+async def test_a_queue_that_was_just_looked_at_waits_for_its_next_turn(ledger_pool: Pool, owner: Owner) -> None:
+    async with polling(ledger_pool, (0.3, 0.3)) as poll:
+        began = asyncio.get_running_loop().time()
+        wait = poll.wait(MAIL)
+        while poll.looks() == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        [run_id] = await owner.make_due()
+        poll.poll.waiter_arrived()
+        assert [run.run_id for run in await wait()] == [run_id]
+        assert asyncio.get_running_loop().time() - began >= 0.3
+        assert poll.looks() == 2
+
+
+async def test_a_doubted_queue_is_looked_at_again_soon(ledger_pool: Pool, owner: Owner) -> None:
+    async with polling(ledger_pool) as poll:
+        wait = poll.wait(MAIL)
+        while poll.looks() == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        [run_id] = await owner.make_due()
+        poll.poll.doubt(MAIL)
+        assert [run.run_id for run in await wait()] == [run_id]
+
+
+async def test_a_queue_with_more_than_a_look_brings_is_looked_at_again_at_once(ledger_pool: Pool, owner: Owner) -> None:
+    made = await owner.make_due(450)
+    async with polling(ledger_pool) as poll:
+        got: list[ReadyRun] = []
+        while len(got) < len(made):
+            popped = poll.index.pop(MAIL, 100) or await poll.wait(MAIL, 100)()
+            got += popped
+        assert sorted(run.run_id for run in got) == sorted(made)
+
+
+async def test_it_goes_on_after_the_ledger_was_away(ledger_dsn: str, owner: Owner) -> None:
+    [run_id] = await owner.make_due()
+    async with open_ledger_pool(ledger_dsn, size=1) as pool:
+        pool.timeout = 0.05
+        async with pool.connection():  # the only session: whoever wants one meets a ledger that is away
+            async with polling(pool, (0.1, 0.1)) as poll:
+                wait = poll.wait(MAIL)
+                while poll.looks() < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        async with polling(pool, (0.1, 0.1)) as poll:
+            wait = poll.wait(MAIL)
+            assert [run.run_id for run in await wait()] == [run_id]
+
+
+async def test_it_goes_on_after_an_error_that_nobody_foresaw(
+    ledger_pool: Pool, owner: Owner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    [run_id] = await owner.make_due()
+    broken = iter([True])
+
+    async def find_due_but_once(conn: Connection, queues: list[Queue], limit: int) -> list[DueRun]:
+        if next(broken, False):
+            raise ZeroDivisionError
+        return await find_due(conn, queues, limit)
+
+    monkeypatch.setattr(ready_poll, "find_due", find_due_but_once)
+    async with polling(ledger_pool, (0.01, 0.01)) as poll:
+        assert [run.run_id for run in await poll.wait(MAIL)()] == [run_id]
+    assert "ZeroDivisionError" in caplog.text

@@ -1,0 +1,237 @@
+"""The role on a real socket: clients that hang up, calls that arrive together, and a stop in the middle of it all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from api.api_role import ApiRole
+from api.app import ApiSettings
+from ledger.connection import Pool, session
+from ledger.fence import FENCE_PARTITIONS
+from ledger.runs import read_run
+from ledger.tokens import create_token
+from schemas.ids import partition_of_run
+from tests.api.owner import Owner
+
+
+@dataclass
+class Served:
+    """A role that serves, and a client of it."""
+
+    role: ApiRole
+    token: str
+    client: httpx.AsyncClient
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def post(self, path: str, body: Any) -> httpx.Response:
+        return await self.client.post(path, json=body)
+
+    async def lease(self, **fields: Any) -> list[dict[str, Any]]:
+        response = await self.post("/v1/queues/mail/lease", {"workerId": "w", "max": 10, **fields})
+        assert response.status_code == 200, response.text
+        runs: list[dict[str, Any]] = response.json()["runs"]
+        return runs
+
+    async def metric(self, name: str) -> float:
+        """The value of a metric without labels, or the sum over all of its labels."""
+        text = (await self.client.get("/metrics")).text
+        lines = [line for line in text.splitlines() if line.partition("{")[0].partition(" ")[0] == name]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    async def until(self, name: str, value: float) -> None:
+        """Return once the metric has the value."""
+        async with asyncio.timeout(10):
+            while await self.metric(name) != value:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)  # metrics are all that tells it
+
+    async def raw_lease(self, **fields: Any) -> asyncio.StreamWriter:
+        """A lease call on a connection of its own, which the caller may cut."""
+        address = urlsplit(self.role.url)
+        _, writer = await asyncio.open_connection(address.hostname, address.port)
+        body = json.dumps({"workerId": "w", "max": 10, **fields}).encode()
+        head = (
+            f"POST /v1/queues/mail/lease HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {self.token}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        writer.write(head.encode() + body)
+        await writer.drain()
+        return writer
+
+
+@pytest_asyncio.fixture
+async def served(ledger_dsn: str, ledger_pool: Pool, settings: ApiSettings) -> AsyncIterator[Served]:
+    role = ApiRole(ledger_dsn, "127.0.0.1", 0, settings)
+    async with session(ledger_pool) as conn:
+        token = await create_token(conn, "acme", "worker")
+    limits = httpx.Limits(max_connections=200)
+    headers = {"authorization": f"Bearer {token}"}
+    async with httpx.AsyncClient(base_url=role.url, headers=headers, limits=limits, timeout=30) as client:
+        served = Served(role, token, client)
+        running = asyncio.create_task(role.run(served.stop))
+        await role.ready.wait()
+        yield served
+        served.stop.set()
+        await running
+
+
+async def run_state(pool: Pool, run_id: UUID) -> tuple[str, int, int]:
+    async with session(pool) as conn:
+        run = await read_run(conn, run_id)
+    assert run is not None
+    return run.state, run.attempt, run.lease_token
+
+
+async def test_the_whole_way_over_http(served: Served, owner: Owner) -> None:
+    made = await owner.make_due(20)
+    runs = await served.lease(max=20, waitSeconds=5)
+    assert [run["runId"] for run in runs] == [str(run_id) for run_id in made]
+    items = [{"runId": run["runId"], "leaseToken": run["leaseToken"]} for run in runs]
+    answer = (await served.post("/v1/runs/complete", {"runs": items})).json()
+    assert [result["status"] for result in answer["results"]] == [200] * 20
+
+
+async def test_a_client_that_hangs_up_while_it_waits_is_forgotten(served: Served, owner: Owner) -> None:
+    writer = await served.raw_lease(waitSeconds=20)
+    await served.until("fencepost_api_long_polls_waiting", 1)
+    writer.close()
+    await served.until("fencepost_api_long_polls_waiting", 0)
+    [run_id] = await owner.make_due()
+    [run] = await served.lease(waitSeconds=5)
+    assert (run["runId"], run["attempt"]) == (str(run_id), 1)
+
+
+async def test_a_client_that_hangs_up_while_its_lease_is_committed_leaves_no_lease(
+    served: Served, owner: Owner, ledger_pool: Pool
+) -> None:
+    [run_id] = await owner.make_due()
+    async with ledger_pool.connection() as conn, conn.transaction():
+        # Whoever holds the row makes the lease wait in its transaction.
+        await conn.execute("SELECT 1 FROM runs WHERE run_id = %s FOR UPDATE", (run_id,))
+        writer = await served.raw_lease(waitSeconds=20)
+        await served.until("fencepost_api_commit_batch_runs_sum", 1)
+        writer.close()
+        await served.until("fencepost_api_long_polls_waiting", 0)
+        await asyncio.sleep(0.05)  # the hang-up reaches the server while the row is still held
+    await served.until("fencepost_api_leases_given_back_total", 1)
+    assert await run_state(ledger_pool, run_id) == ("pending", 0, 1)
+    [run] = await served.lease(waitSeconds=5)
+    assert (run["attempt"], run["leaseToken"]) == (1, 2)
+
+
+async def test_a_call_withdrawn_before_its_transaction_leaves_its_runs_to_others(
+    served: Served, owner: Owner, ledger_pool: Pool
+) -> None:
+    made = await owner.make_due(3)
+    async with ledger_pool.connection() as conn, conn.transaction():
+        await conn.execute("SELECT 1 FROM runs FOR UPDATE")
+        writers = [await served.raw_lease(waitSeconds=20, max=1) for _ in range(3)]
+        # Two transactions hang on the rows, the third call has not begun one.
+        await served.until("fencepost_api_commit_batch_runs_count", 2)
+        for writer in writers:
+            writer.close()
+        await asyncio.sleep(0.05)
+    await served.until("fencepost_api_leases_given_back_total", 2)
+    runs = await served.lease(waitSeconds=5, max=3)
+    assert {run["runId"] for run in runs} == {str(run_id) for run_id in made}
+    assert sorted(run["leaseToken"] for run in runs) == [1, 2, 2]
+    assert {run["attempt"] for run in runs} == {1}
+
+
+async def test_a_repeated_call_after_a_hang_up_gets_fresh_leases(
+    served: Served, owner: Owner, ledger_pool: Pool
+) -> None:
+    [run_id] = await owner.make_due()
+    request_id = str(uuid4())
+    async with ledger_pool.connection() as conn, conn.transaction():
+        await conn.execute("SELECT 1 FROM runs WHERE run_id = %s FOR UPDATE", (run_id,))
+        writer = await served.raw_lease(waitSeconds=20, requestId=request_id)
+        await served.until("fencepost_api_commit_batch_runs_sum", 1)
+        writer.close()
+        repeated = asyncio.create_task(served.lease(waitSeconds=20, requestId=request_id))
+        await asyncio.sleep(0.1)
+        assert not repeated.done()
+    [run] = await repeated
+    assert run["leaseToken"] == 2
+    assert await run_state(ledger_pool, run_id) == ("leased", 1, 2)
+
+
+async def test_single_calls_that_arrive_together_are_committed_together(served: Served, owner: Owner) -> None:
+    await owner.make_due(100)
+    runs = await served.lease(max=100, waitSeconds=5)
+    before = await served.metric("fencepost_api_commit_batch_runs_count")
+    responses = await asyncio.gather(
+        *(served.post(f"/v1/runs/{run['runId']}/complete", {"leaseToken": run["leaseToken"]}) for run in runs)
+    )
+    assert {response.status_code for response in responses} == {200}
+    assert await served.metric("fencepost_api_commit_batch_runs_count") - before < 50
+
+
+async def test_a_stop_answers_who_waits_and_finishes_what_is_under_way(
+    served: Served, owner: Owner, ledger_pool: Pool
+) -> None:
+    [run_id] = await owner.make_due()
+    [run] = await served.lease(waitSeconds=5)
+    poll = asyncio.create_task(served.lease(waitSeconds=20))
+    await served.until("fencepost_api_long_polls_waiting", 1)
+    async with ledger_pool.connection() as conn, conn.transaction():
+        await conn.execute("SELECT 1 FROM runs WHERE run_id = %s FOR UPDATE", (run_id,))
+        body = {"leaseToken": run["leaseToken"]}
+        complete = asyncio.create_task(served.post(f"/v1/runs/{run_id}/complete", body))
+        await served.until("fencepost_api_commit_batch_runs_sum", 2)
+        began = time.monotonic()
+        served.stop.set()
+        assert await poll == []
+        assert time.monotonic() - began < 2
+        assert not complete.done()
+    assert (await complete).status_code == 200
+    async with session(ledger_pool) as conn:
+        assert await read_run(conn, run_id) is None
+
+
+async def test_a_takeover_in_between_costs_a_lease_nothing_but_a_moment(
+    served: Served, owner: Owner, ledger_pool: Pool
+) -> None:
+    [run_id] = await owner.make_due()
+    partition = partition_of_run(run_id)
+    async with ledger_pool.connection() as conn, conn.transaction():
+        await conn.execute(FENCE_PARTITIONS, ([partition],))
+        takeover = asyncio.create_task(owner.take_over_all())
+        poll = asyncio.create_task(served.lease(waitSeconds=10))
+        await asyncio.sleep(0.1)
+        assert not takeover.done()
+    await takeover
+    [run] = await poll
+    assert run["runId"] == str(run_id)
+
+
+async def test_a_port_that_is_taken_is_told_at_once(served: Served, ledger_dsn: str, settings: ApiSettings) -> None:
+    port = urlsplit(served.role.url).port
+    assert port is not None
+    with pytest.raises(OSError, match="in use"):
+        ApiRole(ledger_dsn, "127.0.0.1", port, settings)
+
+
+async def test_without_the_ledger_a_call_answers_503_and_says_when_to_come_back(settings: ApiSettings) -> None:
+    role = ApiRole("postgresql://nobody@127.0.0.1:1/none", "127.0.0.1", 0, settings)
+    stop = asyncio.Event()
+    running = asyncio.create_task(role.run(stop))
+    await role.ready.wait()
+    async with httpx.AsyncClient(base_url=role.url, headers={"authorization": "Bearer fp_a_b"}, timeout=30) as client:
+        response = await client.post("/v1/queues/mail/lease", json={"workerId": "w", "max": 1})
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        ready = await client.get("/readyz")
+        assert (ready.status_code, ready.json()["ledger"]) == (503, "away")
+        assert (await client.get("/healthz")).status_code == 200
+    stop.set()
+    await running
