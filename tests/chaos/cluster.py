@@ -84,7 +84,7 @@ class WorkerProcess:
 
 
 class Cluster:
-    """The stack of one state folder. It outlives trials; `recover` makes it whole again between them."""
+    """The stack of one state folder. It outlives trials, and is made whole again between them."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
@@ -92,12 +92,6 @@ class Cluster:
         self.local = Local(state, self._say)
         self.stack = self.local.stack
         self._epochs: EpochWatch | None = None
-
-    def start(self) -> None:
-        """Bring everything up and begin to watch the epochs."""
-        self.local.up()
-        self._epochs = EpochWatch(self.stack.dsn)
-        self.recover()
 
     def stop(self) -> None:
         """Nothing is left running."""
@@ -128,13 +122,15 @@ class Cluster:
         self.timeline.note(f"SIGCONT {part}")
         self.stack.signal_part(part, signal.SIGCONT)
 
-    def recover(self) -> None:
-        """Everything runs and answers, and both owners have a share of the partitions."""
+    def make_whole(self) -> None:
+        """Start or thaw what does not run; until everything answers, and both owners have a share of the partitions."""
         for part in self.stack.status():
             if part.health == "frozen":
                 self.thaw(part.name)
         self.local.up()
-        wait_for(self.is_shared, RECOVERY_DEADLINE_S, f"every partition has a living owner: {self.holders()}")
+        if self._epochs is None:
+            self._epochs = EpochWatch(self.stack.dsn)
+        wait_for(self.is_shared, RECOVERY_DEADLINE_S, "both owners have partitions, and together all")
 
     def is_shared(self) -> bool:
         """Each owner says that it holds partitions, and together they hold all, each once."""

@@ -14,10 +14,9 @@ from tests.chaos.trial import Trial
 
 @pytest.fixture(scope="module")
 def module_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A running cluster."""
+    """The cluster of a module; `cluster` starts it."""
     cluster = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
-        cluster.start()
         yield cluster
     finally:
         cluster.stop()
@@ -25,14 +24,15 @@ def module_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
 
 @pytest.fixture(scope="module")
 def kafka_broker(module_cluster: Cluster) -> KafkaBroker:
-    """The cluster's own broker: these tests share no server with the others."""
+    """The cluster's own broker, alone: enough to tell which one it is, before anything else is started."""
+    module_cluster.stack.start_part("kafka")
     return KafkaBroker(module_cluster.state, default_cache_dir())
 
 
 @pytest.fixture
 def cluster(module_cluster: Cluster) -> Cluster:
     """The module's cluster, whole."""
-    module_cluster.recover()
+    module_cluster.make_whole()
     return module_cluster
 
 
