@@ -15,7 +15,7 @@ from schemas.errors import CommandRejected, KafkaUnavailable
 from streams.metrics import COMMANDS_FORWARDED, COMMANDS_REJECTED
 
 # A fenced transaction is open meanwhile: within its time, and a takeover waits for it.
-PUBLISH_TIMEOUT_S = 4.0
+PUBLISH_TIMEOUT_S = 7.0
 
 
 class RawCommand(NamedTuple):

@@ -51,9 +51,10 @@ def create(
     *,
     issued_at: datetime | None = None,
     tenant: str = "acme",
+    queue: str = "mail",
     **spec: Any,
 ) -> CreateJob:
-    job = JobSpec(queue="mail", schedule=schedule or LATER, **spec)
+    job = JobSpec(queue=queue, schedule=schedule or LATER, **spec)
     return CreateJob(**_head(job_id, issued_at, tenant), spec=job)
 
 

@@ -220,7 +220,7 @@ async def test_a_job_that_repeats_fires_on_time_again_and_again(streams: Streams
 
 
 async def _runs(streams: Streams, count: int) -> bool:
-    return (await fetch(streams.pool, "SELECT count(*) FROM runs"))[0] >= count
+    return bool((await fetch(streams.pool, "SELECT count(*) FROM runs"))[0] >= count)
 
 
 async def test_bad_records_do_not_stop_what_follows(streams: Streams) -> None:
@@ -251,7 +251,7 @@ async def test_a_crash_of_faust_ends_the_role_instead_of_leaving_it_idle(streams
     role = StreamsRole("a", streams.dsn, streams.bootstrap, streams.topics, Codec(), streams.folder)
     task = asyncio.create_task(role.run(asyncio.Event(), ownership))
     await until(lambda: ownership.partitions() == ALL)
-    ownership.assign = _fail  # type: ignore[method-assign]
+    ownership.assign = _fail  # type: ignore[method-assign, assignment]
     async with streams.role("b"):  # makes a rebalance
         with pytest.raises(RuntimeError, match="out of order"):
             await asyncio.wait_for(task, 30)

@@ -1,0 +1,104 @@
+"""What the tests of owners share: topics of their own, and what surrounds an owner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest_asyncio
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+from connectors.stack import KafkaBroker
+from ledger.connection import Pool
+from ledger.fence import Fence
+from schemas.codec import Codec
+from streams.event_feed import EventFeed
+from streams.ledger_clock import LedgerClock
+from streams.partition_owner import Surroundings
+from streams.ready_hints import ReadyHints
+from streams.rejections import CommandReturns
+from streams.timing_state import Waiting
+from streams.topics import Topics, create_topics
+from tests.ledger_fixtures import PARTITIONS
+
+
+class HintLog(ReadyHints):
+    """Hints that are noted instead of sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, UUID]] = []  # (epoch, run id)
+
+    def send(self, fence: Fence, run_ids: Mapping[Waiting, list[bytes]]) -> None:
+        self.sent += [(fence.epoch, UUID(bytes=run_id)) for ids in run_ids.values() for run_id in ids]
+
+    def runs(self) -> list[UUID]:
+        return [run_id for _, run_id in self.sent]
+
+
+@dataclass
+class OwnerSetting:
+    """A ledger, a broker and topics for owners, and what they did."""
+
+    pool: Pool
+    bootstrap: str
+    topics: Topics
+    around: Surroundings
+    hints: HintLog
+    feed: EventFeed
+    folder: Path
+    crashes: list[Exception] = field(default_factory=list)
+
+    async def rejected(self, count: int) -> list[dict[str, Any]]:
+        """The first `count` records of the rejected topic."""
+        return await asyncio.to_thread(self._read, self.topics.rejected, 0, count)
+
+    async def forwarded(self, partition: int, count: int) -> list[bytes]:
+        """The first records of a partition of the commands topic."""
+        return await asyncio.to_thread(self._read_raw, self.topics.commands, partition, count)
+
+    def _read(self, topic: str, partition: int, count: int) -> list[dict[str, Any]]:
+        return [Codec().decode(value)[1] for value in self._read_raw(topic, partition, count)]
+
+    def _read_raw(self, topic: str, partition: int, count: int) -> list[bytes]:
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": uuid4().hex})
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
+        values: list[bytes] = []
+        for _ in range(100):
+            message = consumer.poll(0.2)
+            if message is not None and message.error() is None:
+                values.append(message.value())
+            if len(values) == count:
+                break
+        consumer.close()
+        assert len(values) == count
+        return values
+
+
+@pytest_asyncio.fixture
+async def setting(ledger_pool: Pool, kafka_broker: KafkaBroker, tmp_path: Path) -> AsyncIterator[OwnerSetting]:
+    topics, codec, hints, clock = Topics(f"test-{uuid4().hex[:12]}"), Codec(), HintLog(), LedgerClock()
+    await asyncio.to_thread(create_topics, kafka_broker.bootstrap, topics, PARTITIONS)
+    await clock.sample(ledger_pool)
+    returns = CommandReturns(kafka_broker.bootstrap, topics.commands, topics.rejected, codec)
+    crashes: list[Exception] = []
+    feed = EventFeed(kafka_broker.bootstrap, topics.run_events, codec, lambda *_: None, lambda _: None, crashes.append)
+    around = Surroundings(
+        ledger_pool,
+        codec,
+        hints,
+        returns,
+        clock,
+        PARTITIONS,
+        tmp_path / "state",
+        lambda: None,
+        feed.end_offset,
+        crashes.append,
+    )
+    bootstrap = kafka_broker.bootstrap
+    yield OwnerSetting(ledger_pool, bootstrap, topics, around, hints, feed, tmp_path / "state", crashes)
+    await feed.close()
+    returns.close()

@@ -1,0 +1,135 @@
+"""A memory made, or mended, from the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+import pytest_asyncio
+
+from ledger.connection import Pool
+from ledger.fence import Fence, api_transaction, owner_transaction, take_over
+from ledger.leases import Beat, LeaseAsk, extend_leases, lease_runs
+from schemas.commands import Command
+from streams.command_batch import apply_commands
+from streams.partition_memory import PartitionMemory
+from streams.rebuild import rebuild, reconcile, refresh_runs
+from streams.timing_state import scan_key, to_us
+from tests.streams.commands import create, delete, job_on, pause
+from tests.streams.ledger_dump import fetch
+from tests.streams.timing_events import START_US, job_event, leased, scheduled
+
+PARTITION = 8
+FOREVER_US = 1 << 62
+
+
+class Known:
+    """A partition and a memory of it."""
+
+    def __init__(self, pool: Pool, fence: Fence, memory: PartitionMemory) -> None:
+        self.pool, self.fence, self.memory = pool, fence, memory
+
+    async def apply(self, *commands: Command) -> None:
+        async with owner_transaction(self.pool, self.fence) as tx:
+            await apply_commands(tx, commands)
+
+    async def run_of(self, job_id: UUID) -> UUID:
+        [run_id] = await fetch(self.pool, "SELECT run_id FROM runs WHERE job_id = %s", job_id)
+        return UUID(str(run_id))
+
+    async def lease(self, run_id: UUID, visibility_s: float = 30) -> int:
+        async with api_transaction(self.pool, [run_id]) as conn:
+            [lease] = await lease_runs(conn, [LeaseAsk(run_id, self.fence.epoch, "w", visibility_s)])
+        return lease.lease_token
+
+    def waiting(self) -> set[bytes]:
+        return {run_id for _, run_id in self.memory.state.due(scan_key(0), FOREVER_US, 1_000)}
+
+    def leases(self) -> dict[bytes, int]:
+        return {run_id: at_us for at_us, run_id in self.memory.state.expiring(FOREVER_US, 1_000)}
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[PartitionMemory]:
+    memory = PartitionMemory(tmp_path)
+    yield memory
+    memory.close()
+
+
+@pytest_asyncio.fixture
+async def known(ledger_pool: Pool, memory: PartitionMemory) -> AsyncIterator[Known]:
+    yield Known(ledger_pool, (await take_over(ledger_pool, PARTITION, "me")).fence, memory)
+
+
+async def a_bit_of_everything(known: Known) -> tuple[UUID, UUID, UUID]:
+    """A waiting run, a leased run, and a job that repeats; a paused and a deleted job beside them."""
+    waiting, due, repeating, paused, deleted = (job_on(PARTITION) for _ in range(5))
+    await known.apply(
+        create(waiting),
+        create(due, {"delaySeconds": 0}, issued_at=datetime.now(UTC) - timedelta(minutes=1)),
+        create(repeating, {"everySeconds": 3600}),
+        create(paused, {"everySeconds": 3600}),
+        pause(paused),
+        create(deleted, {"everySeconds": 3600}),
+        delete(deleted),
+    )
+    leased_run = await known.run_of(due)
+    await known.lease(leased_run)
+    return await known.run_of(waiting), leased_run, repeating
+
+
+async def test_a_rebuilt_memory_knows_what_waits_what_is_leased_and_what_repeats(known: Known) -> None:
+    waiting, leased_run, repeating = await a_bit_of_everything(known)
+    await rebuild(known.memory, known.pool, PARTITION)
+    assert known.waiting() == {waiting.bytes, (await known.run_of(repeating)).bytes}
+    assert known.leases().keys() == {leased_run.bytes}
+    assert known.memory.state.job_ids(b"", 10) == [repeating.bytes]
+
+
+async def test_a_rebuild_takes_only_its_own_partition(known: Known) -> None:
+    await a_bit_of_everything(known)
+    await rebuild(known.memory, known.pool, PARTITION + 1)
+    assert (known.waiting(), known.leases(), known.memory.state.job_ids(b"", 10)) == (set(), {}, [])
+
+
+async def test_a_reconciled_memory_is_a_rebuilt_one_whatever_events_it_missed_or_made_up(known: Known) -> None:
+    waiting, leased_run, repeating = await a_bit_of_everything(known)
+    known.memory.fold(
+        [
+            scheduled(uuid4(), 1, START_US),  # completed since
+            leased(uuid4(), 2, START_US),  # dead since
+            scheduled(leased_run, 1, START_US),  # its lease was missed
+            job_event("job_created", 3, 1, START_US),  # deleted since
+        ]
+    )
+    await reconcile(known.memory, known.pool, PARTITION)
+    assert known.waiting() == {waiting.bytes, (await known.run_of(repeating)).bytes}
+    assert known.leases().keys() == {leased_run.bytes}
+    assert known.memory.state.job_ids(b"", 10) == [repeating.bytes]
+
+
+async def test_reconciling_never_goes_back_behind_a_newer_event(known: Known) -> None:
+    waiting, _, _ = await a_bit_of_everything(known)
+    known.memory.fold([leased(waiting, 9, START_US)])
+    await rebuild(known.memory, known.pool, PARTITION)
+    assert waiting.bytes in known.leases()
+
+
+async def test_refreshing_tells_of_leases_that_were_extended(known: Known) -> None:
+    _, leased_run, _ = await a_bit_of_everything(known)
+    await rebuild(known.memory, known.pool, PARTITION)
+    before_us = known.leases()[leased_run.bytes]
+    async with api_transaction(known.pool, [leased_run]) as conn:
+        [extended] = await extend_leases(conn, [Beat(leased_run, 1, 600)])
+    await refresh_runs(known.memory, known.pool, [leased_run.bytes])
+    assert known.leases()[leased_run.bytes] == to_us(extended.lease_expires_at) > before_us
+
+
+async def test_refreshing_forgets_what_is_gone(known: Known) -> None:
+    gone = uuid4()
+    known.memory.fold([scheduled(gone, 1, START_US)])
+    await refresh_runs(known.memory, known.pool, [gone.bytes])
+    assert known.waiting() == set()
