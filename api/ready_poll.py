@@ -91,9 +91,11 @@ class ReadyPoll:
             log.warning("cannot look for due runs: %s", error)
             found = []
         for queue, due in _by_queue(found).items():
-            self._metrics.polled_runs.inc(self._index.add(queue, due))
+            added = self._index.add(queue, due)
+            self._metrics.polled_runs.inc(added)
             if max(Counter(run.lane for run in due).values()) >= limit:
-                self._look_at.pop(queue, None)
+                # With nothing new among them they are all being leased just now.
+                self._look_at[queue] = time.monotonic() + (0.0 if added else DOUBT_S)
         for queue in queues:
             self._index.dismiss_impatient(queue)
 

@@ -129,8 +129,8 @@ async def test_an_unknown_run_and_another_tenant_s_look_the_same(
     await past.relayed()
     unknown = never_made_like(ended["runId"])
     for run_id in (live["runId"], ended["runId"], unknown):
-        for kind in ("complete", "heartbeat"):
-            response = await stranger.post(f"/v1/runs/{run_id}/{kind}", {"leaseToken": 1})
+        paths = [f"/v1/runs/{run_id}/{kind}" for kind in ("complete", "heartbeat")]
+        for response in await asyncio.gather(*(stranger.post(path, {"leaseToken": 1}) for path in paths)):
             assert (response.status_code, response.json()["detail"]) == (404, "no such run")
         assert (await stranger.get(f"/v1/runs/{run_id}")).status_code == 404
     [result] = (await stranger.post("/v1/runs/complete", {"runs": [{"runId": unknown, "leaseToken": 1}]})).json()[

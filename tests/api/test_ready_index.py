@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from uuid import UUID, uuid4
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -166,6 +166,7 @@ def test_wanted_adds_up_those_who_wait() -> None:
     assert index.wanted() == {MAIL: 4}
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), max_size=20), st.integers(1, 40))
 def test_every_run_comes_out_exactly_once_and_in_its_lane_s_order(told: list[tuple[int, int]], batch: int) -> None:
     index = ReadyIndex()
@@ -244,3 +245,4 @@ class IndexLife(RuleBasedStateMachine):
 
 
 TestIndexLife = IndexLife.TestCase
+TestIndexLife.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

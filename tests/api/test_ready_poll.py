@@ -15,6 +15,8 @@ from api.ready_index import Queue, ReadyIndex, ReadyRun, Waiter
 from api.ready_poll import ReadyPoll
 from ledger.connection import Connection, Pool
 from ledger.connection import ledger_pool as open_ledger_pool
+from ledger.fence import api_transaction
+from ledger.leases import LeaseAsk, lease_runs
 from ledger.runs import DueRun, find_due
 from tests.api.owner import Owner
 
@@ -104,6 +106,9 @@ async def test_a_queue_with_more_than_a_look_brings_is_looked_at_again_at_once(l
         got: list[ReadyRun] = []
         while len(got) < len(made):
             popped = poll.index.pop(MAIL, 100) or await poll.wait(MAIL, 100)()
+            async with api_transaction(ledger_pool, [run.run_id for run in popped]) as conn:
+                await lease_runs(conn, [LeaseAsk(run.run_id, run.epoch, "w", 30.0) for run in popped])
+            poll.index.settle(popped)
             got += popped
         assert sorted(run.run_id for run in got) == sorted(made)
 
@@ -112,13 +117,11 @@ async def test_it_goes_on_after_the_ledger_was_away(ledger_dsn: str, owner: Owne
     [run_id] = await owner.make_due()
     async with open_ledger_pool(ledger_dsn, size=1) as pool:
         pool.timeout = 0.05
-        async with pool.connection():  # the only session: whoever wants one meets a ledger that is away
-            async with polling(pool, (0.1, 0.1)) as poll:
+        async with polling(pool, (0.1, 0.1)) as poll:
+            async with pool.connection():  # the only session: whoever wants one meets a ledger that is away
                 wait = poll.wait(MAIL)
                 while poll.looks() < 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-        async with polling(pool, (0.1, 0.1)) as poll:
-            wait = poll.wait(MAIL)
             assert [run.run_id for run in await wait()] == [run_id]
 
 
