@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -16,6 +17,7 @@ from connectors.stack import KafkaBroker
 from ledger.connection import Pool
 from ledger.fence import Fence
 from schemas.codec import Codec
+from schemas.errors import KafkaUnavailable
 from streams.event_feed import EventFeed
 from streams.ledger_clock import LedgerClock
 from streams.partition_owner import Surroundings
@@ -24,6 +26,7 @@ from streams.rejections import CommandReturns
 from streams.timing_state import Waiting
 from streams.topics import Topics, create_topics
 from tests.ledger_fixtures import PARTITIONS
+from tests.streams.waiting import until
 
 
 class HintLog(ReadyHints):
@@ -99,6 +102,16 @@ async def setting(ledger_pool: Pool, kafka_broker: KafkaBroker, tmp_path: Path) 
         crashes.append,
     )
     bootstrap = kafka_broker.bootstrap
+    for partition in range(PARTITIONS):
+        await until(partial(_is_led, feed, partition))
     yield OwnerSetting(ledger_pool, bootstrap, topics, around, hints, feed, tmp_path / "state", crashes)
     await feed.close()
     returns.close()
+
+
+async def _is_led(feed: EventFeed, partition: int) -> bool:
+    """A new topic's partitions have their leaders a moment after it is there."""
+    try:
+        return await feed.end_offset(partition) == 0
+    except KafkaUnavailable:
+        return False

@@ -22,5 +22,5 @@ async def until(
         waited_s = time.monotonic() - began
         if answer:
             return waited_s
-        assert waited_s < deadline_s, f"{inspect.getsource(condition).strip()!r} did not hold within {deadline_s} s"
+        assert waited_s < deadline_s, f"{condition} did not hold within {deadline_s} s"
         await asyncio.sleep(pause_s)
