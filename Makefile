@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Absolute, so that the fallback below also works from a recipe that changes directory.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup lock format check test demo bench bench-lateness bench-drain up down clean
+.PHONY: help setup lock copies format check test demo bench bench-lateness bench-drain up down clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,6 +24,9 @@ LOCK := uv pip compile --quiet --universal --generate-hashes --no-annotate --no-
 lock:  ## resolve the dependencies anew into requirements.lock, and of these the server's own (needs uv)
 	$(LOCK) --extra stack --extra dev pyproject.toml connectors/client/pyproject.toml -o requirements.lock
 	$(LOCK) --constraints requirements.lock pyproject.toml -o requirements-server.lock
+
+copies: setup  ## copy what the published client shares with the server out of schemas/
+	python connectors/client/generate_copies.py
 
 format: setup  ## format and fix what the linter can
 	ruff format .

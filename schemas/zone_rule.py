@@ -62,6 +62,14 @@ def mark(cron: CronExpression, zone: str, instant: int) -> Mark | None:
     return "fold" if again or reading <= line.peaks[i] else None
 
 
+def skipped_reading(cron: CronExpression, zone: str, instant: int) -> int:
+    """Of a fire marked `gap`: the first matching reading that the clock jumped over."""
+    line = timeline(zone, NEAR_S if instant < NEAR_S else FAR_S)
+    minute = cron.next_minute(line.peaks[line.stretch(instant)] // 60 + 1)
+    assert minute is not None, "a fire in a gap has a matching reading there"
+    return minute * 60
+
+
 def instant_of(local: datetime, zone: str) -> datetime:
     """The UTC instant of a naive wall-clock time, by the clock-like rule."""
     reading = local_reading(local)

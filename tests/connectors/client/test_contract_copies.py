@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from uuid import UUID
 
@@ -9,6 +10,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connectors.client.generate_copies import PACKAGE, copies, stale_files, write_copies
 from fencepost import ids as client_ids
 from fencepost import job_spec, wire
 from schemas import codec, commands
@@ -23,6 +25,23 @@ def test_avro_schemas_equal_the_server_s_byte_for_byte() -> None:
     server = files_of(codec.AVRO_FOLDER)
     assert server
     assert files_of(wire.AVRO_FOLDER) == server
+
+
+def test_making_the_copies_anew_changes_nothing() -> None:
+    wanted = copies()
+    assert {path: (PACKAGE / path).read_bytes() for path in wanted} == wanted
+    assert stale_files(PACKAGE, wanted) == []
+
+
+def test_making_the_copies_mends_and_removes(tmp_path: Path) -> None:
+    for folder in ("avro", "schedules"):
+        shutil.copytree(PACKAGE / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    edited, gone = tmp_path / "schedules" / "cron.py", tmp_path / "avro" / "io.fencepost.Gone.avsc"
+    edited.write_text("changed by hand")
+    gone.write_text("{}")
+    write_copies(tmp_path)
+    assert edited.read_bytes() == (PACKAGE / "schedules" / "cron.py").read_bytes()
+    assert not gone.exists()
 
 
 def test_schema_ids_equal_those_of_the_built_in_registry() -> None:
