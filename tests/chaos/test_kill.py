@@ -1,4 +1,4 @@
-"""kill -9 of any role, of the servers and of everything, while runs are due. Source: DESIGN, Failure table."""
+"""kill -9 of any role, of the servers and of everything, while runs are due. Source: ARCHITECTURE, Failure table."""
 
 from __future__ import annotations
 
