@@ -1,7 +1,7 @@
 """Group commit: calls that arrive while transactions are under way go together in the next one.
 
 No timer: a call that finds a free slot is written at once, and under load the batches grow by themselves. 23,000 single
-calls/s at 2.8 ms against 2,500 one by one. Source: DESIGN, Ledger speed.
+calls/s at 2.8 ms against 2,500 one by one. Source: ARCHITECTURE, Ledger speed.
 """
 
 from __future__ import annotations

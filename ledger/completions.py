@@ -88,7 +88,7 @@ class Ended(NamedTuple):
 def _ended(reason: str, permanent: str, retry_after_s: str) -> str:
     """The columns of `ended`, see ledger/returns.py, from SQL for how the attempt ended.
 
-    Full jitter: uniform in [0, min(600, 2^attempt)] s. Source: DESIGN, Policies.
+    Full jitter: uniform in [0, min(600, 2^attempt)] s. Source: ARCHITECTURE, Policies.
     """
     return f"""
     r.run_id, CASE WHEN {permanent} OR r.attempt >= r.max_attempts THEN 'dead' ELSE {fate("retried")} END AS fate,

@@ -2,7 +2,7 @@
 
 An owner proves that its epoch of the partition is current; other writers (the API) hold the epochs of the partitions
 they touch still. Either way a takeover waits for the writer, and the writer sees the epoch that it waited for.
-Source: DESIGN, The fence.
+Source: ARCHITECTURE, The fence.
 """
 
 from __future__ import annotations

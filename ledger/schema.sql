@@ -1,6 +1,6 @@
 -- The ledger as it is after all migrations; tests/migrations proves that replaying them gives exactly this.
 --
--- The rules behind it (DESIGN, The fence and Ledger speed):
+-- The rules behind it (ARCHITECTURE, The fence and Ledger speed):
 --   * Every write proves the partition's epoch first: see fence_owner and fence_partitions below.
 --   * No index on a column that lease, heartbeat or finish changes, so that those updates are HOT.
 --   * The hot table holds only what is to run or running; finished rows leave it for the outbox.

@@ -1,6 +1,6 @@
 """Ids and the partitioner: pure functions that every producer, in any language, must agree on.
 
-Source: DESIGN, Contracts (Partitions, Ids).
+Source: ARCHITECTURE, Contracts (Partitions, Ids).
 """
 
 from __future__ import annotations

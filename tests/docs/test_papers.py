@@ -132,5 +132,22 @@ def test_every_snippet_compiles_and_imports_what_exists(snippet: Said) -> None:
         assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
 
 
+def citations() -> list[str]:
+    """The sections of ARCHITECTURE.md that sources cite, as in `Source: ARCHITECTURE, The fence.`"""
+    files = [
+        file for folder in ("api", "ledger", "schemas", "streams", "tests") for file in (ROOT / folder).rglob("*.*")
+    ]
+    sources = [file.read_text() for file in files if file.suffix in (".py", ".sql") and "docs" not in file.parts]
+    return sorted(
+        {found for source in sources for found in re.findall(r"ARCHITECTURE, ([A-Z][a-z]+(?: [a-z]+)*)", source)}
+    )
+
+
+@pytest.mark.parametrize("section", citations())
+def test_every_section_that_sources_cite_exists(section: str) -> None:
+    headings = re.findall(r"^## (.+)$", text_of("ARCHITECTURE.md"), re.MULTILINE)
+    assert [heading for heading in headings if section.startswith(heading)]
+
+
 def test_the_changelog_begins_with_what_is_unreleased() -> None:
     assert re.findall(r"^## (.+)$", text_of("CHANGELOG.md"), re.MULTILINE)[0] == "[Unreleased]"
