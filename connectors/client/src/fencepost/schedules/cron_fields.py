@@ -45,7 +45,7 @@ class Days:
     """Which days: the day-of-month, month and day-of-week fields together. Sunday is 0.
 
     by_day, by_weekday: whether the field restricts at all, that is, is anything but exactly `*` or `?`.
-    Both restricted means either may match (DESIGN.md, Time).
+    Both restricted means either may match (ARCHITECTURE, Time).
     """
 
     days: frozenset[int]

@@ -7,7 +7,7 @@ first. Put shortly: minute m fires at the first instant at which the wall clock 
 
 Interval-like (every hour): it fires at every real instant whose local reading matches.
 
-Source: DESIGN.md, Time. All in integer seconds, UTC since 1970 (instant) or on the wall clock (reading).
+Source: ARCHITECTURE, Time. All in integer seconds, UTC since 1970 (instant) or on the wall clock (reading).
 """
 
 from __future__ import annotations
