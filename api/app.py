@@ -61,7 +61,7 @@ class Api:
     def __init__(self, pool: Pool, settings: ApiSettings) -> None:
         bootstrap, codec, kafka = settings.bootstrap, settings.codec, settings.kafka_config
         self.metrics = ApiMetrics()
-        self.index = ReadyIndex()
+        self.index = ReadyIndex(on_drop=self.metrics.ready_index_dropped.inc)
         self.poll = ReadyPoll(pool, self.index, self.metrics)
         self.hints = ReadyHints(bootstrap, settings.ready_topic, codec, self.index, self.metrics, kafka)
         self.history = HistoryClient(settings.history_url)

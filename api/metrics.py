@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -130,8 +130,3 @@ class ApiMetrics:
     def text(self) -> bytes:
         """Prometheus's text format."""
         return generate_latest(self._registry)
-
-
-def observe_all(distribution: Distribution, values: Iterable[float]) -> None:
-    for value in values:
-        distribution.observe(value)

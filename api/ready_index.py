@@ -83,16 +83,18 @@ class _Lanes:
 
 
 class ReadyIndex:
-    """most_a_lane, most: bounds in ids; what does not fit is dropped, counted, and found again by a poll."""
+    """most_a_lane, most: bounds in ids; what does not fit is dropped, told to on_drop, and found again by a poll."""
 
-    def __init__(self, *, most_a_lane: int = 50_000, most: int = 200_000) -> None:
+    def __init__(
+        self, *, most_a_lane: int = 50_000, most: int = 200_000, on_drop: Callable[[], object] = lambda: None
+    ) -> None:
         self._queues: dict[Queue, _Lanes] = {}
         self._waiters: dict[Queue, deque[Waiter]] = {}
         self._most_a_lane = most_a_lane
         self._most = most
         self._size = 0
         self._claimed: set[UUID] = set()
-        self.dropped = 0
+        self._on_drop = on_drop
 
     def __len__(self) -> int:
         return self._size
@@ -115,7 +117,7 @@ class ReadyIndex:
                 runs[run.run_id] = run.epoch
                 self._size += 1
             else:
-                self.dropped += 1
+                self._on_drop()
         added = self._size - before
         self._hand_out(queue, lanes)
         return added
