@@ -19,6 +19,7 @@ from ledger.partitions import await_partition_count
 from streams.embedded_server import serve_health
 from streams.faust_app import SESSION_TIMEOUT_S
 from streams.history_service import HistoryRole
+from streams.ledger_upkeep import keep_ledger_tidy
 from streams.outbox_relay import OutboxRelay
 from streams.ownership import Ownership
 from streams.streams_role import StreamsRole
@@ -38,13 +39,18 @@ async def run_streams(settings: Settings, name: str, stop: Stop) -> None:
 
 
 async def run_relay(settings: Settings, stop: Stop) -> None:
-    """Publish the outbox."""
+    """Publish the outbox, and keep the ledger tidy beside it."""
     relay = OutboxRelay(settings.dsn, settings.bootstrap, settings.topics, settings.codec())
 
     def health() -> dict[str, Any]:
         return {"active": relay.active.is_set()}
 
-    await _together(stop, relay.run(stop), serve_health(settings.host, settings.port, health, stop))
+    await _together(
+        stop,
+        relay.run(stop),
+        keep_ledger_tidy(settings.dsn, stop),
+        serve_health(settings.host, settings.port, health, stop),
+    )
 
 
 async def run_history(settings: Settings, stop: Stop) -> None:
