@@ -54,6 +54,12 @@ class SchedulePreview:
         self._job_id = job_id or ""
         self._run_at = form.get("runAt")
 
+    @property
+    def every_hour(self) -> bool:
+        """Whether it goes by real hours, so that a reading which occurs twice fires twice (schemas/zone_rule.py)."""
+        cron = self.schedule
+        return isinstance(cron, Cron) and cron_expression(cron.expr, str(self._job_id)).every_hour
+
     def fires(self, after: datetime, count: int) -> Iterator[datetime]:
         """The first `count` nominal fires strictly after `after`, or as many as there are, in UTC.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import fencepost
 from fencepost import errors
 
@@ -22,6 +24,14 @@ def test_public_names_are_pinned() -> None:
     assert fencepost.__all__ == sorted(fencepost.__all__)
 
 
+def test_every_public_name_is_there_although_some_are_loaded_later() -> None:
+    assert set(dir(fencepost)) >= PUBLIC
+    for name in PUBLIC:
+        assert getattr(fencepost, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Wroker'"):
+        _ = fencepost.Wroker  # type: ignore[attr-defined]
+
+
 def test_every_error_has_a_remedy() -> None:
     remedies = (errors.TryAgain, errors.Refused, errors.InvalidInput, errors.TopicMissing, errors.ServerFault)
     raised = [
@@ -36,7 +46,9 @@ def test_every_error_has_a_remedy() -> None:
 
 def test_client_imports_nothing_of_the_server() -> None:
     server = {"schemas", "ledger", "streams", "api", "fencepostd", "connectors", "starlette", "psycopg", "faust"}
-    script = "import sys, fencepost, fencepost.cli; print(*{name.partition('.')[0] for name in sys.modules})"
+    script = (
+        "import sys, fencepost.cli; from fencepost import *; print(*{name.partition('.')[0] for name in sys.modules})"
+    )
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert "fencepost" in loaded
     assert server.isdisjoint(loaded)

@@ -5,7 +5,9 @@ FencepostClient   the HTTP API; SyncClient the same for blocking code
 Worker            executes runs; SyncWorker and run_worker the same for blocking code
 """
 
-from fencepost.client import FencepostClient
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fencepost.errors import (
     Conflict,
     FencepostError,
@@ -26,13 +28,16 @@ from fencepost.errors import (
     Unreachable,
 )
 from fencepost.job_spec import JobSpec, Schedule, after, at, cron, every
-from fencepost.leases import StopReason
-from fencepost.producer import CommandProducer
-from fencepost.run_context import RunContext
-from fencepost.sync_client import SyncClient
-from fencepost.sync_worker import SyncWorker, run_worker
-from fencepost.worker import Worker
-from fencepost.worker_stats import WorkerStats
+
+if TYPE_CHECKING:
+    from fencepost.client import FencepostClient
+    from fencepost.leases import StopReason
+    from fencepost.producer import CommandProducer
+    from fencepost.run_context import RunContext
+    from fencepost.sync_client import SyncClient
+    from fencepost.sync_worker import SyncWorker, run_worker
+    from fencepost.worker import Worker
+    from fencepost.worker_stats import WorkerStats
 
 __version__ = "0.1.0"
 
@@ -70,3 +75,29 @@ __all__ = [
     "every",
     "run_worker",
 ]
+
+# Loaded when first used, so that nobody waits for asyncio, httpx or librdkafka without needing them.
+_LOADED_LATER = {
+    "CommandProducer": "producer",
+    "FencepostClient": "client",
+    "RunContext": "run_context",
+    "StopReason": "leases",
+    "SyncClient": "sync_client",
+    "SyncWorker": "sync_worker",
+    "Worker": "worker",
+    "WorkerStats": "worker_stats",
+    "run_worker": "sync_worker",
+}
+
+
+if not TYPE_CHECKING:  # to a type checker it would say that every name exists
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LOADED_LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_LOADED_LATER[name]}"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

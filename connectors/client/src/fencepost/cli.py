@@ -1,25 +1,39 @@
-"""The `fencepost` command: jobs, runs, queries, shell workers and bulk sending."""
+"""The `fencepost` command: jobs, runs, queries, shell workers, bulk sending and schedules before they run."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Any, NoReturn
 
 import click
 
-from fencepost.commandline.bulk_send import send
 from fencepost.commandline.connection import Connection
-from fencepost.commandline.jobs import jobs
-from fencepost.commandline.queries import query
-from fencepost.commandline.runs import runs
-from fencepost.commandline.shell_worker import work
 from fencepost.errors import FencepostError, InvalidInput, TopicMissing, TryAgain
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
 
+# Loaded when they are called: librdkafka and httpx take longer to load than `fencepost next` takes to answer.
+COMMANDS = {
+    "jobs": "fencepost.commandline.jobs",
+    "runs": "fencepost.commandline.runs",
+    "query": "fencepost.commandline.queries",
+    "work": "fencepost.commandline.shell_worker",
+    "send": "fencepost.commandline.bulk_send",
+    "next": "fencepost.commandline.next_fires",
+}
+
 
 class _Fencepost(click.Group):
-    """Turns the client's errors into one line and an exit code."""
+    """Loads commands on demand, and turns the client's errors into one line and an exit code."""
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, _: click.Context, name: str) -> click.Command | None:
+        module = COMMANDS.get(name)
+        command = module and getattr(import_module(module), name)
+        return command if isinstance(command, click.Command) else None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -50,6 +64,7 @@ def main(ctx: click.Context, url: str | None, token: str | None) -> None:
     \b
     Examples
       export FENCEPOST_URL=http://127.0.0.1:8400 FENCEPOST_TOKEN=fp_…
+      fencepost next "0 9 * * mon-fri" --zone Europe/Berlin
       fencepost jobs create --queue mail --cron "0 9 * * mon-fri" --zone Europe/Berlin --payload '{"to": "ops"}'
       fencepost work --queue mail -- ./send-mail.sh
       fencepost query "SELECT state, count(*) FROM runs GROUP BY state"
@@ -63,7 +78,3 @@ def main(ctx: click.Context, url: str | None, token: str | None) -> None:
       3  the server or the broker cannot be reached: try again
     """
     ctx.obj = Connection(url, token)
-
-
-for command in (jobs, runs, query, work, send):
-    main.add_command(command)

@@ -1,14 +1,15 @@
-"""How a command reaches the server."""
+"""How a command reaches the server. The clients are loaded by the first command that needs one."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 import click
 
-from fencepost.client import FencepostClient
-from fencepost.sync_client import SyncClient
+if TYPE_CHECKING:
+    from fencepost.client import FencepostClient
+    from fencepost.sync_client import SyncClient
 
 
 class Connection(NamedTuple):
@@ -19,10 +20,14 @@ class Connection(NamedTuple):
 
     def client(self) -> SyncClient:
         """For one command: its calls are repeated for a few seconds when the server is away."""
+        from fencepost.sync_client import SyncClient
+
         url, token = self._given()
         return SyncClient(url, token, retry_for_s=5)
 
     def async_client(self) -> FencepostClient:
+        from fencepost.client import FencepostClient
+
         url, token = self._given()
         return FencepostClient(url, token)
 
