@@ -18,9 +18,8 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from fencepost import CommandProducer, JobSpec, at
-
 from bench.cluster import cluster, report, say, wait_until, wal_bytes
+from fencepost import CommandProducer, JobSpec, at
 from fencepostd.local import LOCAL_TENANT, Local
 from ledger.completions import Completion, complete_runs
 from ledger.connection import ledger_pool, session

@@ -14,9 +14,8 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 
-from fencepost import CommandProducer, JobSpec, at
-
 from bench.cluster import cluster, report, wait_until
+from fencepost import CommandProducer, JobSpec, at
 from fencepostd.local import LOCAL_TENANT, Local
 
 
