@@ -54,6 +54,10 @@ class CommandInbox:
         """The partition is read from the next offset on, by the seek that was asked for."""
         self._seeking = False
 
+    async def arrival(self) -> None:
+        """Until there is something to take."""
+        await self._arrived.wait()
+
     async def take(self, limit: int, limit_bytes: int) -> list[RawCommand]:
         """At least one record, at most `limit` and (but for the first) `limit_bytes` of them, oldest first."""
         await self._arrived.wait()

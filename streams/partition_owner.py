@@ -10,7 +10,7 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -39,7 +39,7 @@ from streams.metrics import (
 from streams.partition_memory import PartitionMemory
 from streams.ready_hints import ReadyHints
 from streams.rebuild import rebuild, reconcile, refresh_runs, take_in
-from streams.rejections import CommandReturns
+from streams.rejections import CommandReturns, RawCommand
 from streams.timing_state import Position, from_us, to_us
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,9 @@ SWEEP_PERIOD_S = 1.0
 RECONCILE_PERIOD_S = 300.0
 UNDECIDABLE_AGAIN_US = 60_000_000
 APPLY_AGAIN_S = 0.5
+# Transactions of commands under way at once in a process: while one waits for its turn its batch grows. After an outage
+# 1,300 records were applied in 1.7 s by 118 transactions, and in 5.5 s by 1,038 when every partition went ahead.
+APPLYING_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Surroundings:
     wake_timekeeper: Callable[[], None]
     end_offset: Callable[[int], Awaitable[int]]  # of a partition of run-events
     crash: Callable[[Exception], None]
+    apply_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(APPLYING_AT_ONCE))
 
 
 class PartitionOwner:
@@ -203,10 +207,13 @@ class PartitionOwner:
             self._on_lost(self)
 
     async def _apply(self) -> None:
-        records = await self.inbox.take(COMMAND_BATCH, COMMAND_BATCH_BYTES)
+        await self.inbox.arrival()
+        records: list[RawCommand] = []
         while True:
             try:
-                self._fold_own(await self._applier.apply(records))
+                async with self._around.apply_turns:
+                    records = records or await self.inbox.take(COMMAND_BATCH, COMMAND_BATCH_BYTES)
+                    self._fold_own(await self._applier.apply(records))
                 PARTITION_HALTED.labels(self.fence.partition).set(0)
                 return
             except KafkaUnavailable:
