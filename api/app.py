@@ -32,6 +32,7 @@ from api.ready_hints import ReadyHints
 from api.ready_index import ReadyIndex
 from api.ready_poll import ReadyPoll
 from api.runs import Runs
+from api.schedules import preview_schedule
 from ledger.connection import Pool
 from ledger.tokens import Role
 from schemas import http
@@ -40,6 +41,7 @@ from schemas.codec import Codec
 PRODUCER: tuple[Role, ...] = ("producer",)
 WORKER: tuple[Role, ...] = ("worker",)
 OPERATOR: tuple[Role, ...] = ("operator",)
+EVERYONE: tuple[Role, ...] = (*PRODUCER, *WORKER, *OPERATOR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,8 @@ class Api:
         for verb, handler in (("pause", self.jobs.pause), ("resume", self.jobs.resume)):
             yield self._post(f"/v1/jobs/{{id}}/{verb}", handler, http.NoBody, (*PRODUCER, *OPERATOR))
         yield self._post("/v1/jobs/{id}/trigger", self.jobs.trigger, http.Trigger, (*PRODUCER, *OPERATOR))
-        yield self._get("/v1/runs/{id}", self.runs.show, (*PRODUCER, *WORKER, *OPERATOR))
+        yield self._get("/v1/runs/{id}", self.runs.show, EVERYONE)
+        yield self._post("/v1/schedules/preview", preview_schedule, http.PreviewRequest, EVERYONE)
         yield self._post("/v1/query", self.queries.query, http.Query, OPERATOR)
         yield Route("/healthz", self.health.healthz, methods=["GET"])
         yield Route("/readyz", self.health.readyz, methods=["GET"])

@@ -18,7 +18,7 @@ from api.auth import require_queue
 from api.command_outcomes import CommandOutcomes
 from api.command_producer import CommandProducer
 from api.endpoints import Call, Reply
-from api.problems import Problem, invalid, not_found
+from api.problems import Problem, invalid, invalid_schedule, not_found
 from ledger.commands import APPLIED, UNCHANGED, Outcome
 from ledger.connection import Pool, session
 from ledger.jobs import Job, read_jobs
@@ -154,7 +154,7 @@ def job_spec(body: http.NewJob, job_id: UUID, issued_at: datetime) -> JobSpec:
         schedule = parse_schedule(body.schedule, job_id=job_id)
         fires = first_fire(schedule, job_id=job_id, created_at=issued_at) is not None
     except InvalidSchedule as error:
-        raise invalid(_schedule_field(error.field), error.message) from None
+        raise invalid_schedule(error) from None
     if not fires:
         raise invalid("schedule", "the schedule never fires; check startAt and endAt")
     fields = {name: getattr(body, name) for name in body.__struct_fields__}
@@ -206,10 +206,6 @@ def _comparable(spec: JobSpec) -> tuple[Any, ...]:
     payload = None if spec.payload is None else msgspec.json.decode(spec.payload)
     rest = msgspec.structs.asdict(spec) | {"schedule": None, "payload": None}
     return schedule, payload, rest
-
-
-def _schedule_field(field: str | None) -> str:
-    return "schedule" if field in (None, "schedule") else f"schedule.{field}"
 
 
 def _rejection(outcome: Outcome) -> Exception:

@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from schemas.errors import CommandRejected, EpochLost, JobConflict, JobUnknown, TryAgain
+from schemas.errors import CommandRejected, EpochLost, InvalidSchedule, JobConflict, JobUnknown, TryAgain
 from schemas.http import ProblemDocument, encode
 
 Headers = list[tuple[bytes, bytes]]
@@ -57,6 +57,11 @@ def not_found(what: str) -> Problem:
 
 def invalid(field: str, detail: str) -> Problem:
     return Problem(422, detail, field=field)
+
+
+def invalid_schedule(error: InvalidSchedule) -> Problem:
+    """A 422 whose field stands in the body's `schedule`."""
+    return invalid("schedule" if error.field in (None, "schedule") else f"schedule.{error.field}", error.message)
 
 
 def problem_of(error: Exception) -> Problem | None:

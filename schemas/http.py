@@ -125,6 +125,35 @@ class RunView(Answer, kw_only=True, omit_defaults=True):
     result: Raw | UnsetType = UNSET
 
 
+# -- schedules
+
+
+class PreviewRequest(Request):
+    """POST /v1/schedules/preview. start: an instant, now unless given. job_id: what `H` and the jitter hash."""
+
+    schedule: dict[str, Any]
+    start: str | None = msgspec.field(name="from", default=None)
+    count: Annotated[int, Meta(ge=1, le=1_000)] = 5
+    job_id: UUID | None = None
+
+
+class PreviewedFire(Answer):
+    """local: scheduled_for on the zone's wall clock. mark: moved out of a gap, or on a reading that occurs twice."""
+
+    scheduled_for: datetime
+    local: str
+    zone: str
+    mark: Literal["gap", "fold"] | None
+    due_at: datetime
+
+
+class Preview(Answer):
+    """tzdata: the version of the time zones that the fires come from."""
+
+    fires: list[PreviewedFire]
+    tzdata: str
+
+
 # -- leases
 
 

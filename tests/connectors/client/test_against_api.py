@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -33,6 +34,8 @@ from fencepost import (
     every,
 )
 from fencepost.models import Completion
+from fencepost.schedules.schedule_preview import SchedulePreview
+from fencepost.schedules.zones import TZDATA_VERSION
 from ledger.connection import Pool, session
 from ledger.runs import read_run
 from ledger.tokens import Role, create_token
@@ -261,6 +264,23 @@ async def test_what_a_token_may_not_do_is_refused(clients: Clients) -> None:
         with pytest.raises(Unauthorized) as caught:
             await stranger.lease("mail", "w")
         assert caught.value.status == 401
+
+
+async def test_preview_is_what_the_client_s_own_rules_say(clients: Clients) -> None:
+    after = datetime(2026, 10, 24, tzinfo=UTC)
+    own = SchedulePreview({"cron": "30 2 * * *", "zone": "Europe/Paris"}).coming(after, 200)
+    async with clients.client("worker") as client:
+        preview = await client.preview_schedule(cron("30 2 * * *", "Europe/Paris"), after=after, count=200)
+        with pytest.raises(Invalid) as caught:
+            await client.preview_schedule(cron("30 2 * * *", "Europe/Pairs"))
+        with pytest.raises(Invalid) as naive:
+            await client.preview_schedule(cron("30 2 * * *"), after=datetime(2026, 10, 24))
+    assert [(fire.scheduled_for, fire.local, fire.mark) for fire in preview.fires] == [
+        (fire.scheduled_for, fire.local.isoformat(), fire.mark) for fire in own
+    ]
+    assert Counter(fire.mark for fire in preview.fires) == {None: 198, "fold": 1, "gap": 1}
+    assert preview.tzdata == TZDATA_VERSION
+    assert (caught.value.field, naive.value.field) == ("schedule.zone", "from")
 
 
 async def test_sync_client_talks_to_the_api_as_well(clients: Clients, owner: Owner) -> None:

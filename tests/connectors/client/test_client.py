@@ -109,6 +109,36 @@ async def test_commands_on_a_job_go_where_the_contract_says(
     assert (script.requests[0].method, script.requests[0].url.path, script.bodies[0]) == (method, path, body)
 
 
+async def test_preview_sends_the_schedule_and_types_the_fires() -> None:
+    fire = {
+        "scheduledFor": "2026-03-29T01:00:00Z",
+        "local": "2026-03-29T03:00:00+02:00",
+        "zone": "Europe/Paris",
+        "mark": "gap",
+        "dueAt": "2026-03-29T01:00:01.5Z",
+    }
+    script = Script(json_answer(200, {"fires": [fire], "tzdata": "2026c"}))
+    async with client_of(script) as client:
+        schedule, after = fencepost.cron("30 2 * * *", "Europe/Paris"), datetime(2026, 3, 28, 12, tzinfo=UTC)
+        preview = await client.preview_schedule(schedule, after=after, count=1, job_id=JOB_ID)
+        with pytest.raises(InvalidInput) as caught:
+            await client.preview_schedule(fencepost.Schedule())
+    assert script.requests[0].url.path == "/v1/schedules/preview"
+    assert script.bodies == [
+        {
+            "schedule": {"cron": "30 2 * * *", "zone": "Europe/Paris"},
+            "from": "2026-03-28T12:00:00Z",
+            "count": 1,
+            "jobId": str(JOB_ID),
+        }
+    ]
+    [found] = preview.fires
+    assert (found.scheduled_for, found.mark) == (datetime(2026, 3, 29, 1, tzinfo=UTC), "gap")
+    assert found.due_at == datetime(2026, 3, 29, 1, 0, 1, 500_000, UTC)
+    assert preview.tzdata == "2026c"
+    assert caught.value.field == "schedule"
+
+
 async def test_single_outcomes_send_their_token_and_no_empty_fields() -> None:
     script = Script(
         json_answer(200, {"leaseExpiresAt": "2026-03-01T09:00:00Z", "cancel": True}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
@@ -14,7 +15,7 @@ import msgspec
 from fencepost.errors import Conflict, InvalidInput, LeaseLost, ServerFault
 from fencepost.http_calls import HttpCalls, decoded
 from fencepost.ids import new_id
-from fencepost.job_spec import JobSpec, Name, convert, spec_fields
+from fencepost.job_spec import JobSpec, Name, Schedule, convert, schedule_fields, spec_fields
 from fencepost.models import (
     BatchAnswer,
     Beat,
@@ -27,6 +28,7 @@ from fencepost.models import (
     LeaseAnswer,
     LeasedRun,
     OutcomeAnswer,
+    Preview,
     QueryAnswer,
     Release,
     Run,
@@ -99,6 +101,17 @@ class FencepostClient:
     async def run(self, run_id: UUID) -> Run:
         """A run's state; of an ended run, as the history has it."""
         return await self._get(f"/v1/runs/{run_id}", Run)
+
+    async def preview_schedule(
+        self, schedule: Schedule, *, after: datetime | None = None, count: int = 5, job_id: UUID | None = None
+    ) -> Preview:
+        """The next fires strictly after an aware instant, now unless given. count: at most 1,000.
+
+        job_id: the job whose fires they would be, which is what `H` and the jitter depend on.
+        """
+        body = {"schedule": schedule_fields(schedule), "from": after, "count": count, "jobId": job_id}
+        answer = await self._calls.call("POST", "/v1/schedules/preview", body)
+        return decoded(answer.body, Preview)
 
     async def query(self, sql: str, *, limit: int = 1000) -> QueryAnswer:
         """Read-only SQL over the history (`run_events`, `runs`). limit: at most 10,000 rows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -85,11 +85,23 @@ def spec_fields(spec: JobSpec) -> dict[str, Any]:
         payload_text(spec.payload)
     fields: dict[str, Any] = _converting(msgspec.to_builtins, spec)
     convert(fields, JobSpec)
-    chosen = [kind for kind in _KINDS if kind in fields["schedule"]]
+    _check_kind(fields["schedule"])
+    return fields
+
+
+def schedule_fields(schedule: Schedule) -> dict[str, Any]:
+    """The schedule in its JSON form, as spec_fields makes it. Raises InvalidInput naming the field."""
+    fields: dict[str, Any] = _converting(msgspec.to_builtins, schedule)
+    convert(fields, Schedule)
+    _check_kind(fields)
+    return fields
+
+
+def _check_kind(schedule: Mapping[str, Any]) -> None:
+    chosen = [kind for kind in _KINDS if kind in schedule]
     if len(chosen) != 1:
         given = " and ".join(chosen) or "none"
         raise InvalidInput(f"exactly one of {', '.join(_KINDS)} is needed, not {given}", field="schedule")
-    return fields
 
 
 def payload_text(payload: Any) -> str:

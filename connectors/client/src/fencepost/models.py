@@ -65,6 +65,27 @@ class Run(Struct, rename="camel", kw_only=True, frozen=True):
     result: Any = None
 
 
+class PreviewedFire(Struct, rename="camel", kw_only=True, frozen=True):
+    """One coming fire. local: the time on the wall clock of zone and its offset, in ISO 8601; it may have seconds
+    before 1972. due_at: scheduled_for and the job's jitter.
+
+    mark: `gap` when it was moved out of an hour that does not exist, `fold` when its local time occurs twice.
+    """
+
+    scheduled_for: datetime
+    local: str
+    zone: str
+    due_at: datetime
+    mark: Literal["gap", "fold"] | None = None
+
+
+class Preview(Struct, frozen=True):
+    """tzdata: the version of the time zones that the server computes with."""
+
+    fires: list[PreviewedFire]
+    tzdata: str
+
+
 class LeasedRun(Struct, rename="camel", kw_only=True, frozen=True):
     """A run that is ours until its lease ends. lease_token: larger for every lease of a run; send it on writes."""
 

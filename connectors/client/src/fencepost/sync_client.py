@@ -71,6 +71,7 @@ class SyncClient:
     trigger_job = _blocking(FencepostClient.trigger_job)
     job = _blocking(FencepostClient.job)
     run = _blocking(FencepostClient.run)
+    preview_schedule = _blocking(FencepostClient.preview_schedule)
     query = _blocking(FencepostClient.query)
     lease = _blocking(FencepostClient.lease)
     heartbeat = _blocking(FencepostClient.heartbeat)
