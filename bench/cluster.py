@@ -7,10 +7,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 
 from fencepostd.local import Local
@@ -55,6 +56,23 @@ def wal_bytes(dsn: str) -> int:
     """How much WAL the server has written so far."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         return int(scalar(conn, "SELECT pg_current_wal_insert_lsn() - '0/0'"))
+
+
+def cpu_seconds(local: Local) -> dict[str, float]:
+    """The CPU time that each part has used so far, with its children: Postgres has a process a session."""
+    used = {}
+    for part in local.stack.status():
+        if part.pid is not None:
+            process = psutil.Process(part.pid)
+            used[part.name] = sum(map(_cpu_s, [process, *process.children(recursive=True)]))
+    return used
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    with suppress(psutil.NoSuchProcess):
+        times = process.cpu_times()
+        return times.user + times.system
+    return 0.0
 
 
 def report(name: str, figures: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from bench.cluster import cluster, report, say, wait_until, wal_bytes
+from bench.cluster import cluster, cpu_seconds, report, say, wait_until, wal_bytes
 from fencepost import CommandProducer, JobSpec, at
 from fencepostd.local import LOCAL_TENANT, Local
 from ledger.completions import Completion, complete_runs
@@ -43,11 +43,13 @@ def one_round(local: Local, number: int, runs: int, batch: int) -> dict[str, flo
     figures: dict[str, float] = {}
     queue = f"drain-{number}"
     fill(local, queue, runs)
-    wal = wal_bytes(local.stack.dsn)
+    wal, cpu = wal_bytes(local.stack.dsn), cpu_seconds(local)
     drained = drain(local, queue, runs)
     wait_until(local.stack.dsn, "SELECT count(*) FROM outbox", 0)
     figures["drain, runs/s"] = runs / drained
     figures["WAL, bytes/run (lease to history)"] = (wal_bytes(local.stack.dsn) - wal) / runs
+    for part, seconds in cpu_seconds(local).items():
+        figures[f"CPU, µs/run: {part}"] = (seconds - cpu[part]) / runs * 1e6
     fill(local, f"floor-{number}", runs)
     figures["floor, runs/s"] = runs / asyncio.run(floor(local.stack.dsn, f"floor-{number}", runs, batch))
     wait_until(local.stack.dsn, "SELECT count(*) FROM outbox", 0)
