@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -156,7 +157,8 @@ class Ownership:
         try:
             return owner, await _persist(partition, owner.open)
         except BaseException:
-            await owner.close(release=False)
+            with suppress(TryAgain):
+                await owner.close(release=True)
             raise
 
     def _on_lost(self, owner: PartitionOwner) -> None:

@@ -56,13 +56,17 @@ class CommandReturns:
         )
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
-        """Publish rejections; returns once Kafka has them all. Raises KafkaUnavailable, and some may be published."""
-        await self._publish(
-            [
-                (self._rejected, -1, rejection.raw.key, self._codec.encode("RejectedCommand", _record(rejection)))
-                for rejection in rejections
-            ]
-        )
+        """Publish rejections; returns once Kafka has them all. Raises KafkaUnavailable, and some may be published.
+
+        The first rejection of a record carries its bytes, for all of them: a batch may hold thousands of bad commands.
+        """
+        records, told = [], set[tuple[int, int]]()
+        for rejection in rejections:
+            where = rejection.raw[:2]
+            value = self._codec.encode("RejectedCommand", _record(rejection, with_bytes=where not in told))
+            records.append((self._rejected, -1, rejection.raw.key, value))
+            told.add(where)
+        await self._publish(records)
         for rejection in rejections:
             COMMANDS_REJECTED.labels(rejection.error.code).inc()
 
@@ -99,7 +103,7 @@ class CommandReturns:
         self._producer.close()
 
 
-def _record(rejection: Rejection) -> dict[str, Any]:
+def _record(rejection: Rejection, *, with_bytes: bool) -> dict[str, Any]:
     raw, error = rejection.raw, rejection.error
     return {
         "code": error.code,
@@ -111,5 +115,5 @@ def _record(rejection: Rejection) -> dict[str, Any]:
         "commandId": rejection.command_id,
         "rejectedAt": datetime.now(UTC),
         "key": raw.key,
-        "value": raw.value,
+        "value": raw.value if with_bytes else None,
     }

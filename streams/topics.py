@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 READY_PARTITIONS = 4
 # Large enough for an event that carries everything a command may bring, which the broker caps at 1 MiB.
 RUN_EVENTS_MAX_BYTES = 4 * 1024 * 1024
+REJECTED_MAX_BYTES = 4 * 1024 * 1024
 _MINUTE_MS = 60_000
 _WEEK_MS = 7 * 24 * 60 * _MINUTE_MS
 
@@ -54,7 +55,8 @@ def _layouts(topics: Topics, partitions: int) -> dict[str, _Layout]:
     week = {"cleanup.policy": "delete", "retention.ms": str(_WEEK_MS)}
     return {
         topics.commands: _Layout(partitions, week),
-        topics.rejected: _Layout(1, week),
+        # What the broker took as a command must fit with the reason around it, or its partition stands still for good.
+        topics.rejected: _Layout(1, {**week, "max.message.bytes": str(REJECTED_MAX_BYTES)}),
         # A hint is worth nothing after minutes: the sweep hints again whatever is overdue.
         topics.ready: _Layout(READY_PARTITIONS, {"cleanup.policy": "delete", "retention.ms": str(10 * _MINUTE_MS)}),
         topics.run_events: _Layout(partitions, {**week, "max.message.bytes": str(RUN_EVENTS_MAX_BYTES)}),

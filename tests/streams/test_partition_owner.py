@@ -14,10 +14,11 @@ from ledger.completions import Completion, complete_runs
 from ledger.fence import Takeover, api_transaction, owner_transaction, take_over
 from ledger.leases import Beat, LeaseAsk, extend_leases, lease_runs
 from schemas.commands import Command
-from schemas.errors import LedgerUnavailable
+from schemas.errors import KafkaUnavailable, LedgerUnavailable
 from streams import partition_owner
 from streams.command_batch import apply_commands
 from streams.command_inbox import CommandInbox
+from streams.metrics import PARTITION_HALTED
 from streams.partition_owner import PartitionOwner
 from streams.timing_state import Position, to_us
 from tests.streams.commands import create, job_on, raw
@@ -317,11 +318,11 @@ async def test_a_partition_stands_still_while_its_rejections_find_no_broker_and_
     async def rejecting(rejections: object) -> None:
         calls.release()
         if away and rejections:
-            raise partition_owner.KafkaUnavailable("no broker")
+            raise KafkaUnavailable("no broker")
         await reject(rejections)  # type: ignore[arg-type]
 
     monkeypatch.setattr(setting.around.returns, "reject", rejecting)
-    halted = partition_owner.PARTITION_HALTED.labels(PARTITION)
+    halted = PARTITION_HALTED.labels(PARTITION)
     async with owning(setting) as owned:
         for record in raw(PARTITION, [b"garbage", create(job_on(PARTITION))]):
             owned.owner.inbox.offer(record)

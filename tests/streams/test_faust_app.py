@@ -1,0 +1,84 @@
+"""What we override of Faust is private: this says what to look at when Faust moves."""
+
+from __future__ import annotations
+
+import inspect
+from importlib.metadata import version
+from typing import Any
+
+import aiokafka
+import faust
+import pytest
+from faust.app.base import App
+from faust.streams import Stream
+from faust.transport.consumer import Consumer as BaseConsumer
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, ConsumerRebalanceListener, Transport
+from faust.types import TP
+
+from streams.faust_app import LedgerConsumer, LedgerTransport, OwnersApp, _NothingRead
+
+PINNED = "0.15.3"
+
+
+def test_faust_is_the_version_that_was_read() -> None:
+    found = version("faust-streaming")
+    assert found == PINNED, (
+        f"faust-streaming is {found}, streams/faust_app.py was written against the private API of {PINNED}: read "
+        "faust/transport/consumer.py, faust/transport/drivers/aiokafka.py, faust/tables/recovery.py, faust/app/base.py "
+        "again, run tests/streams/test_streams_role.py, then raise PINNED"
+    )
+
+
+@pytest.mark.parametrize(
+    ("home", "name", "parameters"),
+    [
+        (Consumer, "seek_to_committed", ["self"]),
+        (BaseConsumer, "perform_seek", ["self"]),
+        (BaseConsumer, "pause_partitions", ["self", "tps"]),
+        (BaseConsumer, "resume_partitions", ["self", "tps"]),
+        (AIOKafkaConsumerThread, "seek_wait", ["self", "partitions"]),
+        (AIOKafkaConsumerThread, "assignment", ["self"]),
+        (App, "_new_transport", ["self"]),
+        (App, "on_rebalance_start", ["self"]),
+        (App, "wait_until_stopped", ["self"]),
+    ],
+)
+def test_what_we_override_or_call_has_the_shape_we_rely_on(home: type, name: str, parameters: list[str]) -> None:
+    method = getattr(home, name, None)
+    assert method is not None, f"Faust's {home.__name__}.{name} is gone: streams/faust_app.py relies on it"
+    found = list(inspect.signature(method).parameters)
+    assert found == parameters, f"Faust's {home.__name__}.{name} takes {found} now, not {parameters}"
+
+
+@pytest.mark.parametrize(
+    ("method", "text", "why"),
+    [
+        (BaseConsumer.perform_seek, "self.seek_to_committed()", "perform_seek asks seek_to_committed for offsets"),
+        (BaseConsumer._drain_messages, "self._read_offset.__getitem__", "what was read is looked up in _read_offset"),
+        (BaseConsumer._drain_messages, "self._read_offset.__setitem__", "and noted there"),
+        (BaseConsumer._drain_messages, "r_offset is None or", "a partition without a noted offset is not filtered"),
+        (ConsumerRebalanceListener.on_partitions_revoked, "app.on_rebalance_start()", "a rebalance is announced first"),
+        (App._on_partitions_assigned, "self.crash(exc)", "an error in an assignment crashes the app"),
+        (Stream._py_aiter, "message.generation_id != self.app.consumer_generation_id", "older generations are dropped"),
+    ],
+)
+def test_faust_still_does_what_we_build_on(method: Any, text: str, why: str) -> None:
+    source = " ".join(inspect.getsource(method).split())
+    assert text in source, f"{method.__qualname__} has no {text!r} any more, by which {why}"
+
+
+def test_the_overrides_override() -> None:
+    assert issubclass(LedgerConsumer, Consumer)
+    assert issubclass(LedgerTransport, Transport)
+    assert LedgerTransport.Consumer is LedgerConsumer
+    assert issubclass(OwnersApp, faust.App)
+    assert hasattr(aiokafka.errors, "IllegalStateError")
+
+
+def test_nothing_is_noted_as_read() -> None:
+    read, tp = _NothingRead(), TP("commands", 0)
+    read[tp] = 5
+    read.update({tp: 5})
+    assert read[tp] is None
+    assert read.pop(tp, None) is None
+    assert list(read.keys()) == []

@@ -1,0 +1,234 @@
+"""Which partitions a process owns, through assignments, losses, takeovers that fail, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from ledger.fence import take_over
+from schemas.errors import KafkaUnavailable, LedgerMismatch, LedgerUnavailable
+from streams import ownership as ownership_module
+from streams.ownership import Ownership
+from streams.partition_owner import PartitionOwner
+from streams.rejections import RawCommand
+from tests.streams.commands import create, job_on, wire
+from tests.streams.conftest import OwnerSetting
+from tests.streams.ledger_dump import fetch
+from tests.streams.waiting import until
+
+
+class Reads:
+    """How the commands topic and the feed are read, as the ownership asks."""
+
+    def __init__(self) -> None:
+        self.commands: list[tuple[int, int]] = []
+        self.events: dict[int, int] = {}
+
+    def read_from(self, partition: int, offset: int) -> None:
+        self.commands.append((partition, offset))
+
+    def assign(self, partition: int, offset: int) -> None:
+        self.events[partition] = offset
+
+    def unassign(self, partition: int) -> None:
+        self.events.pop(partition, None)
+
+
+@pytest.fixture
+def reads() -> Reads:
+    return Reads()
+
+
+@pytest_asyncio.fixture
+async def owned(setting: OwnerSetting, reads: Reads) -> AsyncIterator[Ownership]:
+    async with _ownership(setting, reads) as ownership:
+        yield ownership
+
+
+@asynccontextmanager
+async def _ownership(setting: OwnerSetting, reads: Reads) -> AsyncIterator[Ownership]:
+    ownership = Ownership("a", membership_known_s=0.1)
+    ownership.around, ownership.read_from = setting.around, reads.read_from
+    ownership.feed = reads  # type: ignore[assignment]
+    yield ownership
+    await ownership.close()
+    assert setting.crashes == []
+
+
+async def owners(setting: OwnerSetting) -> dict[int, str | None]:
+    rows = await fetch(setting.pool, "SELECT partition, owner FROM partitions WHERE partition < 4")
+    return dict(rows)
+
+
+async def epoch(setting: OwnerSetting, partition: int) -> int:
+    [found] = await fetch(setting.pool, "SELECT epoch FROM partitions WHERE partition = %s", partition)
+    return int(found)
+
+
+async def test_what_is_assigned_is_taken_over_and_read_from_the_ledger_s_offset(
+    setting: OwnerSetting, owned: Ownership, reads: Reads
+) -> None:
+    async with setting.pool.connection() as conn:
+        await conn.execute("UPDATE partitions SET consumed_offset = 40 + partition")
+    owned.assign([0, 2])
+    await until(lambda: owned.partitions() == [0, 2])
+    assert await owners(setting) == {0: owned.nonce, 1: None, 2: owned.nonce, 3: None}
+    assert sorted(reads.commands) == [(0, 40), (2, 42)]
+    assert reads.events == {0: 0, 2: 0}
+    assert await owned.next_offsets(0) == {0: 40, 2: 42}
+
+
+async def test_what_stays_is_not_taken_again_and_what_goes_is_released(
+    setting: OwnerSetting, owned: Ownership, reads: Reads
+) -> None:
+    owned.assign([0, 1])
+    await until(lambda: owned.partitions() == [0, 1])
+    owned.assign([1, 2])
+    await until(lambda: owned.partitions() == [1, 2])
+    await until(lambda: _released(setting, 0))
+    assert await epoch(setting, 1) == 1
+    assert reads.events.keys() == {1, 2}
+
+
+async def _released(setting: OwnerSetting, partition: int) -> bool:
+    return (await owners(setting))[partition] is None
+
+
+async def test_assignments_that_change_faster_than_takeovers_end_as_the_last_one_says(
+    setting: OwnerSetting, owned: Ownership
+) -> None:
+    """A state folder may be closing, opening or cut off in between; it has one user at a time."""
+    for wanted in ([0, 1], [], [0], [1], [0, 1, 2], [], [2], [0, 2]) * 3:
+        owned.assign(wanted)
+        await asyncio.sleep(0.01)
+    await until(lambda: owned.partitions() == [0, 2])
+    found = await owners(setting)
+    assert (found[0], found[2]) == (owned.nonce, owned.nonce)
+
+
+async def test_a_lost_partition_is_dropped_and_taken_back_when_it_is_still_assigned(
+    setting: OwnerSetting, owned: Ownership, reads: Reads
+) -> None:
+    owned.assign([0])
+    await until(lambda: owned.partitions() == [0])
+    await take_over(setting.pool, 0, "another")
+    owned.receive(RawCommand(0, 0, None, wire(create(job_on(0)))))
+    await until(lambda: owned.partitions() == [])
+    owned.receive(RawCommand(0, 7, None, b"between owners"))  # Faust goes on reading
+    await until(lambda: owned.partitions() == [0])
+    assert await epoch(setting, 0) == 3
+    assert reads.commands[-1] == (0, 0)  # read again from the first one that was not applied
+    owned.receive(RawCommand(0, 8, None, b"from before the seek"))
+    assert await owned.next_offsets(0) == {0: 0}
+
+
+async def test_a_lost_partition_that_is_assigned_elsewhere_is_left_alone(
+    setting: OwnerSetting, owned: Ownership
+) -> None:
+    owned.assign([0])
+    await until(lambda: owned.partitions() == [0])
+    await take_over(setting.pool, 0, "another")
+    owned.owners()[0].check()
+    await until(lambda: owned.partitions() == [])
+    owned.assign([])
+    await asyncio.sleep(0.3)  # longer than it waits before taking back
+    assert owned.partitions() == []
+    assert (await owners(setting))[0] == "another"
+
+
+async def test_a_takeover_waits_for_a_ledger_that_is_away(
+    setting: OwnerSetting, owned: Ownership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ownership_module, "TAKE_OVER_AGAIN_S", 0.01)
+    attempts = _failing(monkeypatch, ownership_module, "take_over", LedgerUnavailable("away"), times=3)
+    owned.assign([0])
+    await until(lambda: owned.partitions() == [0])
+    assert len(attempts) == 4
+    assert await epoch(setting, 0) == 1
+
+
+async def test_a_takeover_waits_for_a_broker_that_is_away_under_one_epoch(
+    setting: OwnerSetting, owned: Ownership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ownership_module, "TAKE_OVER_AGAIN_S", 0.01)
+    attempts = _failing(monkeypatch, PartitionOwner, "open", KafkaUnavailable("away"), times=3)
+    owned.assign([0])
+    await until(lambda: owned.partitions() == [0])
+    assert len(attempts) == 4
+    assert await epoch(setting, 0) == 1
+
+
+def _failing(monkeypatch: pytest.MonkeyPatch, home: Any, name: str, error: Exception, *, times: int) -> list[object]:
+    work: Callable[..., Awaitable[Any]] = getattr(home, name)
+    attempts: list[object] = []
+
+    async def failing(*args: Any) -> Any:
+        attempts.append(None)
+        if len(attempts) <= times:
+            raise error
+        return await work(*args)
+
+    monkeypatch.setattr(home, name, failing)
+    return attempts
+
+
+async def test_a_takeover_that_can_never_work_ends_the_process(setting: OwnerSetting, reads: Reads) -> None:
+    async with _ownership(setting, reads) as ownership:
+        ownership.assign([99])
+        await until(lambda: setting.crashes != [])
+        assert isinstance(setting.crashes.pop(), LedgerMismatch)
+
+
+async def test_events_that_are_gone_make_the_owner_start_over_from_the_ledger(
+    setting: OwnerSetting, owned: Ownership, reads: Reads
+) -> None:
+    owned.assign([0])
+    await until(lambda: owned.partitions() == [0])
+    owned.fold(0, [], 1_234_567)  # what the topic has lost
+    owned.events_gone(0)
+    await until(lambda: owned.partitions() == [0])
+    assert reads.events == {0: 0}
+    assert await epoch(setting, 0) == 2
+    owned.events_gone(3)  # not ours any more: nothing to do
+
+
+async def test_once_closed_nothing_is_taken_over_any_more(setting: OwnerSetting, reads: Reads) -> None:
+    """Until Faust has left the group, the group may still assign to us what it takes from others."""
+    async with _ownership(setting, reads) as ownership:
+        ownership.assign([0, 1])
+        await until(lambda: ownership.partitions() == [0, 1])
+        ownership.assign([0, 1, 2, 3])  # and closes while it takes these over
+        await ownership.close()
+        ownership.assign([0, 1, 2, 3])
+        assert ownership.partitions() == []
+        assert not [task for task in asyncio.all_tasks() if "take over" in task.get_name()]
+    found = await owners(setting)
+    assert found[0] is None
+    assert found[1] is None
+
+
+async def test_closing_goes_through_while_the_ledger_is_away(
+    setting: OwnerSetting, reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _ownership(setting, reads) as ownership:
+        ownership.assign([0])
+        await until(lambda: ownership.partitions() == [0])
+        _failing(monkeypatch, PartitionOwner, "close", LedgerUnavailable("away"), times=1)
+        owner = ownership.owners()[0]
+        await asyncio.wait_for(ownership.close(), 10)
+        assert ownership.partitions() == []
+        monkeypatch.undo()
+        await owner.close(release=False)
+
+
+async def test_what_comes_for_a_partition_that_is_not_owned_is_dropped(owned: Ownership) -> None:
+    owned.receive(RawCommand(5, 0, None, b""))
+    owned.fold(5, [], 1)
+    owned.doubt()
+    owned.sought([5])
+    assert owned.partitions() == []
