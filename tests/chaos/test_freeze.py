@@ -78,8 +78,8 @@ def in_hand(*workers: WorkerProcess) -> set[str]:
 def test_a_worker_frozen_past_its_lease_reports_nothing_and_would_be_refused(new_trial: NewTrial) -> None:
     with new_trial("workers frozen") as trial:
         ours, blind = trial.add_worker(work_s=2), trial.add_worker(work_s=2, blind=True)
-        trial.create(100, first_due_s=2, spread_s=0.5)
-        wait_for(lambda: bool(in_hand(ours)) and bool(in_hand(blind)), 30, "both workers have runs in hand")
+        trial.create(100, first_due_s=2, spread_s=0)
+        wait_for(lambda: len(in_hand(ours)) >= 10 and bool(in_hand(blind)), 30, "both workers have runs in hand")
         trial.freeze_worker(ours)
         trial.freeze_worker(blind)
         of_ours, of_blind = in_hand(ours), in_hand(blind)
@@ -95,6 +95,8 @@ def test_a_worker_frozen_past_its_lease_reports_nothing_and_would_be_refused(new
 
         wait_for(lambda: of_blind <= runs_of([blind], "answered", 409), 10, "the late completions were refused")
         wait_for(lambda: of_ours | of_blind <= runs_of(rescuers, "answered", 200), 30, "the others completed them")
+        for rescuer in rescuers:
+            rescuer.end()
         done_before = runs_of([ours], "answered", 200)
         trial.create(100, first_due_s=0, spread_s=1)
         wait_for(lambda: runs_of([ours], "answered", 200) > done_before, 20, "the worker that woke works again")
