@@ -6,8 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 
-import pytest
-
 from bench.next_fire import CORPUS
 from schemas.errors import InvalidSchedule
 from schemas.schedule import parse_schedule
