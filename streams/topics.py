@@ -54,7 +54,9 @@ class _Layout:
 def _layouts(topics: Topics, partitions: int) -> dict[str, _Layout]:
     week = {"cleanup.policy": "delete", "retention.ms": str(_WEEK_MS)}
     return {
-        topics.commands: _Layout(partitions, week),
+        # Stored as the owners' client can always read it: it lacks the codecs of lz4, snappy and zstd unless they are
+        # installed beside it, and would stand still, silently, at the first such batch of any producer.
+        topics.commands: _Layout(partitions, {**week, "compression.type": "gzip"}),
         # What the broker took as a command must fit with the reason around it, or its partition stands still for good.
         topics.rejected: _Layout(1, {**week, "max.message.bytes": str(REJECTED_MAX_BYTES)}),
         # A hint is worth nothing after minutes: the sweep hints again whatever is overdue.

@@ -26,7 +26,7 @@ from streams.ownership import Ownership
 from streams.streams_role import StreamsRole
 from streams.topics import READY_PARTITIONS, Topics, create_topics
 from tests.ledger_fixtures import PARTITIONS
-from tests.streams.commands import create, job_on, pause, produce, resume
+from tests.streams.commands import create, job_on, pause, produce, resume, wire
 from tests.streams.ledger_dump import dump, fetch
 from tests.streams.waiting import until
 
@@ -232,6 +232,18 @@ async def test_bad_records_do_not_stop_what_follows(streams: Streams) -> None:
         streams.produce([create(job_on(3))])
         await until(lambda: streams.consumed(3))
     assert await fetch(streams.pool, "SELECT count(*) FROM jobs") == [1]
+
+
+@pytest.mark.apache_kafka(reason="tansu stores batches as they come")
+async def test_commands_are_read_however_their_producer_compresses(streams: Streams) -> None:
+    jobs = [create(job_on(3), payload='"' + "x" * 5_000 + '"') for _ in range(5)]
+    for command, codec in zip(jobs, ("none", "gzip", "snappy", "lz4", "zstd"), strict=True):
+        producer = Producer({"bootstrap.servers": streams.bootstrap, "compression.type": codec})
+        producer.produce(streams.topics.commands, wire(command), partition=3)
+        assert producer.flush(10) == 0
+    async with streams.role("a"):
+        await until(lambda: streams.consumed(5))
+    assert await fetch(streams.pool, "SELECT count(*) FROM jobs") == [5]
 
 
 async def test_a_role_waits_for_a_broker_that_is_away_and_can_be_stopped_meanwhile(
