@@ -47,7 +47,25 @@ async def read_outcomes(conn: Connection, command_ids: Sequence[UUID]) -> dict[U
     return {row[0]: Outcome(*row) for row in rows}
 
 
-FORGET_OUTCOMES = "DELETE FROM applied_commands WHERE applied_at < now() - interval '24 hours'"
+# One statement: of two that race for a key, the second sees the first's digest.
+NOTE_KEYED_COMMAND = """
+INSERT INTO keyed_commands AS known (command_id, digest) VALUES (%s, %s)
+ON CONFLICT (command_id) DO UPDATE SET digest = known.digest
+RETURNING digest
+"""
+
+
+async def note_keyed_command(conn: Connection, command_id: UUID, digest: bytes) -> bool:
+    """Note what is to be sent under an id that comes from a caller's key; False when that was something else before."""
+    row = await (await conn.execute(NOTE_KEYED_COMMAND, (command_id, digest))).fetchone()
+    assert row is not None
+    return bool(row[0] == digest)
+
+
+FORGET_OUTCOMES = """
+WITH keyed AS (DELETE FROM keyed_commands WHERE at < now() - interval '24 hours')
+DELETE FROM applied_commands WHERE applied_at < now() - interval '24 hours'
+"""
 
 
 async def forget_outcomes(conn: Connection) -> None:

@@ -11,7 +11,7 @@ from ledger.connection import Connection
 from ledger.fence import hold_job_states
 from ledger.leases import OF_CALLER
 from ledger.outbox import emit
-from ledger.returns import JOB_OF_RUN, TAKE_BACK, fate
+from ledger.returns import ENDED_RUN, FREE_SLOTS, JOB_OF_RUN, TAKE_BACK, fate, retry_delay_s
 
 
 class Completion(NamedTuple):
@@ -25,19 +25,20 @@ class Completion(NamedTuple):
 
 
 COMPLETE_RUNS = f"""
-WITH done AS (
+WITH ended AS (
     DELETE FROM runs r
     USING unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(results)s::text[], %(tenants)s::text[],
                  %(queues)s::text[]) AS c (run_id, lease_token, result, tenant, queues)
     WHERE r.run_id = c.run_id AND r.lease_token = c.lease_token AND r.state = 'leased'
       AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now()) AND {OF_CALLER}
     RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,
-              r.lease_token, r.scheduled_for, r.worker_id, c.result
-), event AS (
+              r.lease_token, r.scheduled_for, r.worker_id, r.overlap, c.result,
+              r.cancel_reason IS NOT DISTINCT FROM 'replaced' AS replaced
+), freed AS ({FREE_SLOTS}), event AS (
     {
     emit(
         "run_completed",
-        "done",
+        "ended WHERE NOT replaced",
         attempts="attempt",
         lease_tokens="lease_token",
         scheduled_for="scheduled_for",
@@ -45,8 +46,20 @@ WITH done AS (
         results="result",
     )
 }
+), replaced_event AS (
+    {
+    emit(
+        "run_cancelled",
+        "ended WHERE replaced",
+        attempts="attempt",
+        lease_tokens="lease_token",
+        scheduled_for="scheduled_for",
+        worker_ids="worker_id",
+        reasons="'replaced'::text",
+    )
+}
 )
-SELECT run_id FROM done
+SELECT run_id FROM ended WHERE NOT replaced
 """
 
 
@@ -56,7 +69,8 @@ async def complete_runs(
     """Finish leased runs and queue their events, in the caller's API transaction.
 
     completions: at most 1,000, of distinct runs. Returns the ids that were finished; one missing from it has lost its
-    lease, or was completed before (see `what_ended`), and nothing of it was written. Locks only these rows.
+    lease, or was completed before (see `what_ended`), and nothing of it was written. A run that another has replaced is
+    missing, too: it ends as cancelled, and the other may start. Locks only these rows.
     """
     completions = sorted(completions, key=lambda completion: completion.run_id.int)
     cursor = await conn.execute(
@@ -77,7 +91,7 @@ class Ended(NamedTuple):
     """What became of a run whose attempt ended without success; due_at is its next attempt's.
 
     retried: it waits until due_at. dead: no attempts are left, or the failure was permanent. held: it would be retried,
-    once its paused job is resumed. cancelled: it would be retried, but its job was deleted.
+    once its paused job is resumed. cancelled: that was asked for, or it would be retried, but its job was deleted.
     """
 
     run_id: UUID
@@ -86,15 +100,11 @@ class Ended(NamedTuple):
 
 
 def _ended(reason: str, permanent: str, retry_after_s: str) -> str:
-    """The columns of `ended`, see ledger/returns.py, from SQL for how the attempt ended.
-
-    Full jitter: uniform in [0, min(600, 2^attempt)] s. Source: ARCHITECTURE, Policies.
-    """
+    """The columns of `ended`, see ledger/returns.py, from SQL for how the attempt ended."""
     return f"""
-    r.run_id, CASE WHEN {permanent} OR r.attempt >= r.max_attempts THEN 'dead' ELSE {fate("retried")} END AS fate,
+    {ENDED_RUN}, {fate("retried", dead=f"{permanent} OR r.attempt >= r.max_attempts")} AS fate,
     r.attempt, r.worker_id, {reason} AS reason,
-    coalesce(%(now)s::timestamptz, now()) + interval '1 second'
-        * coalesce({retry_after_s}, random() * least(600, power(2, least(r.attempt, 10)))) AS due_at
+    coalesce(%(now)s::timestamptz, now()) + interval '1 second' * {retry_delay_s(retry_after_s)} AS due_at
     """
 
 
@@ -139,7 +149,7 @@ SELECT run_id, fate, CASE fate WHEN 'retried' THEN due_at END FROM ended
 
 
 class Failure(NamedTuple):
-    """permanent: do not try again. retry_after_s: instead of the job's own back-off.
+    """permanent: do not try again. retry_after_s: instead of the job's own back-off, at most 7 days.
 
     tenant, queues: whose run it must be, see `OF_CALLER`.
     """
@@ -191,9 +201,11 @@ async def fail_runs(conn: Connection, failures: Sequence[Failure], *, now: datet
     return [Ended(*row) for row in await cursor.fetchall()]
 
 
+_EXPIRY_REASON = """CASE WHEN r.attempt_ends_at <= coalesce(%(now)s::timestamptz, now()) THEN 'timed out'
+         ELSE 'lease expired' END"""
 EXPIRE_LEASES = f"""
 WITH ended AS (
-    SELECT {_ended("'lease expired'::text", "false", "NULL::float8")}
+    SELECT {_ended(_EXPIRY_REASON, "false", "NULL::float8")}
     FROM unnest(%(run_ids)s::uuid[]) AS l (run_id) JOIN runs r ON r.run_id = l.run_id {JOB_OF_RUN}
     WHERE r.state = 'leased' AND r.lease_expires_at <= coalesce(%(now)s::timestamptz, now())
     FOR UPDATE OF r

@@ -1,4 +1,4 @@
-"""Jobs: what commands make of them, and the cursor that decides each occurrence once.
+"""Jobs: what commands make of them. The cursor that decides each occurrence once is moved in ledger/advances.py.
 
 Only a partition's owner writes its jobs, so what it reads inside its fenced transaction stays true until it commits.
 """
@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from ledger.connection import Connection
-from ledger.fence import OwnerTransaction, change_job_states, hold_job_states
+from ledger.fence import OwnerTransaction, change_job_states
 from ledger.outbox import emit
-from ledger.runs import RUN_COLUMNS, PendingRun
+from ledger.runs import RUN_COLUMNS, PendingRun, make_run
+from schemas.commands import OVERLAPS, RETRY_BACKOFFS, JobSpec
+from schemas.zones import TZDATA_VERSION
 
 
 class Job(NamedTuple):
-    """definition: the spec as JSON without its payload. next_fire_at: the pending occurrence, or None."""
+    """definition: the spec as JSON without its payload. next_fire_at: the pending occurrence, or None.
+
+    tzdata_version: the rules that next_fire_at was computed with. edited_at: when the definition was last replaced.
+    """
 
     job_id: UUID
     partition: int
@@ -32,6 +37,8 @@ class Job(NamedTuple):
     next_fire_at: datetime | None
     created_at: datetime
     paused_at: datetime | None
+    tzdata_version: str | None
+    edited_at: datetime | None
 
 
 _JOB_COLUMNS = ", ".join(Job._fields)
@@ -54,6 +61,39 @@ async def read_partition_jobs(conn: Connection, partition: int) -> list[Job]:
     return [Job(*row) for row in rows]
 
 
+class Policies(NamedTuple):
+    """The policies of a job that statements read: columns of jobs. overlap, retry_backoff: the index of the word."""
+
+    overlap: int = 0
+    timeout_s: float | None = None
+    start_deadline_s: float | None = None
+    retry_backoff: int = 0
+    retry_base_s: float = 1.0
+    retry_max_s: float = 600.0
+
+
+def policies_of(spec: JobSpec) -> Policies:
+    return Policies(
+        OVERLAPS.index(spec.overlap),
+        spec.timeout_seconds,
+        spec.start_deadline_seconds,
+        RETRY_BACKOFFS.index(spec.retry_backoff),
+        spec.retry_base_seconds,
+        spec.retry_max_seconds,
+    )
+
+
+POLICY_COLUMNS = ", ".join(Policies._fields)
+# The parameters that `policy_parameters` makes, as arguments of an unnest.
+POLICY_ARRAYS = """%(overlap)s::smallint[], %(timeout_s)s::float8[], %(start_deadline_s)s::float8[],
+    %(retry_backoff)s::smallint[], %(retry_base_s)s::float8[], %(retry_max_s)s::float8[]"""
+
+
+def policy_parameters(all_of: Sequence[Policies]) -> dict[str, list[Any]]:
+    """The columns of many jobs' policies, by name."""
+    return {field: [getattr(policies, field) for policies in all_of] for field in Policies._fields}
+
+
 class NewJob(NamedTuple):
     """A job to create, with its first occurrence: run_id and due_at are None exactly when next_fire_at is."""
 
@@ -68,25 +108,29 @@ class NewJob(NamedTuple):
     created_at: datetime
     run_id: UUID | None
     due_at: datetime | None
+    policies: Policies = Policies()
 
 
+_FIRST_OF_MADE = """
+    SELECT m.*, n.run_id, n.due_at, m.next_fire_at AS scheduled_for
+    FROM unnest(%(job_id)s::uuid[], %(run_id)s::uuid[], %(due_at)s::timestamptz[]) AS n (job_id, run_id, due_at), made m
+    WHERE m.job_id = n.job_id AND n.run_id IS NOT NULL
+"""
 CREATE_JOBS = f"""
 WITH made AS (
     INSERT INTO jobs (job_id, partition, tenant, queue, lane, definition, payload, max_attempts, next_fire_at,
-                      created_at)
-    SELECT job_id, %(partition)s, tenant, queue, lane, definition, payload, max_attempts, next_fire_at, created_at
+                      created_at, tzdata_version, {POLICY_COLUMNS})
+    SELECT job_id, %(partition)s, tenant, queue, lane, definition, payload, max_attempts, next_fire_at, created_at,
+           %(tzdata)s, {POLICY_COLUMNS}
     FROM unnest(%(job_id)s::uuid[], %(tenant)s::text[], %(queue)s::text[], %(lane)s::smallint[], %(definition)s::text[],
                 %(payload)s::text[], %(max_attempts)s::smallint[], %(next_fire_at)s::timestamptz[],
-                %(created_at)s::timestamptz[])
-             AS n (job_id, tenant, queue, lane, definition, payload, max_attempts, next_fire_at, created_at)
+                %(created_at)s::timestamptz[], {POLICY_ARRAYS})
+             AS n (job_id, tenant, queue, lane, definition, payload, max_attempts, next_fire_at, created_at,
+                   {POLICY_COLUMNS})
     ON CONFLICT (job_id) DO NOTHING
     RETURNING *
 ), first AS (
-    INSERT INTO runs (run_id, job_id, partition, tenant, queue, lane, max_attempts, scheduled_for, due_at, payload)
-    SELECT n.run_id, m.job_id, m.partition, m.tenant, m.queue, m.lane, m.max_attempts, m.next_fire_at, n.due_at,
-           m.payload
-    FROM unnest(%(job_id)s::uuid[], %(run_id)s::uuid[], %(due_at)s::timestamptz[]) AS n (job_id, run_id, due_at), made m
-    WHERE m.job_id = n.job_id AND n.run_id IS NOT NULL
+    {make_run(f"({_FIRST_OF_MADE}) AS j")}
     ON CONFLICT (run_id) DO NOTHING
     RETURNING *
 ), job_event AS (
@@ -100,8 +144,10 @@ SELECT {RUN_COLUMNS} FROM first
 
 async def create_jobs(tx: OwnerTransaction, jobs: Sequence[NewJob], *, now: datetime | None = None) -> list[PendingRun]:
     """Create jobs (of distinct ids, none of them existing) with their first runs; returns those runs."""
-    columns = {field: [getattr(job, field) for job in jobs] for field in NewJob._fields}
-    cursor = await tx.conn.execute(CREATE_JOBS, {**columns, "partition": tx.fence.partition, "now": now})
+    columns = {field: [getattr(job, field) for job in jobs] for field in NewJob._fields if field != "policies"}
+    columns |= policy_parameters([job.policies for job in jobs])
+    given = {"partition": tx.fence.partition, "tzdata": TZDATA_VERSION, "now": now}
+    cursor = await tx.conn.execute(CREATE_JOBS, columns | given)
     return [PendingRun(*row) for row in await cursor.fetchall()]
 
 
@@ -156,9 +202,9 @@ WITH asked AS (
                   AS a (job_id, next_fire_at, skipped_run_id, run_id, due_at)
 ), changed AS (
     UPDATE jobs j SET state = 'active', paused_at = NULL, version = j.version + 1, next_fire_at = a.next_fire_at,
-                      updated_at = now()
+                      tzdata_version = %(tzdata)s, updated_at = now()
     FROM asked a WHERE j.job_id = a.job_id AND j.state = 'paused'
-    RETURNING j.*, a.skipped_run_id, a.run_id, a.due_at
+    RETURNING j.*, a.skipped_run_id, a.run_id, a.due_at, a.next_fire_at AS scheduled_for
 ), skipped AS (
     DELETE FROM runs r USING changed c WHERE r.run_id = c.skipped_run_id AND r.state = 'held'
     RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,
@@ -170,9 +216,7 @@ WITH asked AS (
       AND r.run_id IS DISTINCT FROM c.skipped_run_id
     RETURNING r.*
 ), next AS (
-    INSERT INTO runs (run_id, job_id, partition, tenant, queue, lane, max_attempts, scheduled_for, due_at, payload)
-    SELECT run_id, job_id, partition, tenant, queue, lane, max_attempts, next_fire_at, due_at, payload
-    FROM changed WHERE run_id IS NOT NULL
+    {make_run("changed j WHERE j.run_id IS NOT NULL")}
     ON CONFLICT (run_id) DO NOTHING
     RETURNING *
 ), waiting AS (
@@ -186,7 +230,7 @@ WITH asked AS (
         "skipped",
         attempts="attempt",
         scheduled_for="scheduled_for",
-        reasons="'its job was paused'::text",
+        reasons="'paused'::text",
     )
 }
 ), run_event AS (
@@ -202,7 +246,7 @@ async def resume_jobs(
     """Let paused jobs go on; returns the runs that wait from now on."""
     await change_job_states(tx)
     columns = {field: [getattr(each, field) for each in resumptions] for field in Resumption._fields}
-    cursor = await tx.conn.execute(RESUME_JOBS, {**columns, "now": now})
+    cursor = await tx.conn.execute(RESUME_JOBS, {**columns, "tzdata": TZDATA_VERSION, "now": now})
     return [PendingRun(*row) for row in await cursor.fetchall()]
 
 
@@ -226,7 +270,7 @@ WITH changed AS (
         "dropped",
         attempts="attempt",
         scheduled_for="scheduled_for",
-        reasons="'its job was deleted'::text",
+        reasons="'deleted'::text",
     )
 }
 )
@@ -242,49 +286,3 @@ async def delete_jobs(tx: OwnerTransaction, job_ids: Sequence[UUID], *, now: dat
     await change_job_states(tx)
     cursor = await tx.conn.execute(DELETE_JOBS, {"job_ids": list(job_ids), "now": now})
     return [row[0] for row in await cursor.fetchall()]
-
-
-class Advance(NamedTuple):
-    """Moves a job's cursor from fired_at, if it is still there under this version, to next_fire_at with its run."""
-
-    job_id: UUID
-    version: int
-    fired_at: datetime
-    next_fire_at: datetime | None
-    run_id: UUID | None
-    due_at: datetime | None
-
-
-ADVANCE_JOBS = f"""
-WITH moved AS (
-    UPDATE jobs j SET next_fire_at = a.next_fire_at
-    FROM unnest(%(job_id)s::uuid[], %(version)s::int[], %(fired_at)s::timestamptz[], %(next_fire_at)s::timestamptz[],
-                %(run_id)s::uuid[], %(due_at)s::timestamptz[])
-             AS a (job_id, version, fired_at, next_fire_at, run_id, due_at)
-    WHERE j.job_id = a.job_id AND j.version = a.version AND j.next_fire_at = a.fired_at AND j.state = 'active'
-    RETURNING j.*, a.run_id, a.due_at
-), next AS (
-    INSERT INTO runs (run_id, job_id, partition, tenant, queue, lane, max_attempts, scheduled_for, due_at, payload)
-    SELECT run_id, job_id, partition, tenant, queue, lane, max_attempts, next_fire_at, due_at, payload
-    FROM moved WHERE run_id IS NOT NULL
-    ON CONFLICT (run_id) DO NOTHING
-    RETURNING *
-), run_event AS (
-    {emit("run_scheduled", "next", scheduled_for="scheduled_for", due_at="due_at")}
-)
-SELECT {RUN_COLUMNS} FROM next
-"""
-
-
-async def advance_jobs(
-    tx: OwnerTransaction, advances: Sequence[Advance], *, now: datetime | None = None
-) -> list[PendingRun]:
-    """Decide the next occurrence of jobs whose pending one has come; returns the new runs.
-
-    A job that was changed or advanced meanwhile is left alone: each occurrence is decided exactly once.
-    """
-    advances = sorted(advances, key=lambda advance: advance.job_id)
-    await hold_job_states(tx.conn, [advance.run_id for advance in advances if advance.run_id])
-    columns = {field: [getattr(each, field) for each in advances] for field in Advance._fields}
-    cursor = await tx.conn.execute(ADVANCE_JOBS, {**columns, "now": now})
-    return [PendingRun(*row) for row in await cursor.fetchall()]

@@ -7,10 +7,13 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
+from psycopg.rows import TupleRow
+
 from ledger.connection import Connection
 from ledger.fence import hold_job_states
 from ledger.outbox import emit
-from ledger.returns import JOB_OF_RUN, TAKE_BACK, fate
+from ledger.pauses import NOT_PAUSED
+from ledger.returns import ENDED_RUN, JOB_OF_RUN, TAKE_BACK, fate
 
 
 class LeaseAsk(NamedTuple):
@@ -23,7 +26,7 @@ class LeaseAsk(NamedTuple):
 
 
 class LeasedRun(NamedTuple):
-    """What the worker gets."""
+    """What the worker gets. lease_s: how long the lease lasts from now, by the ledger's clock."""
 
     run_id: UUID
     job_id: UUID
@@ -33,20 +36,63 @@ class LeasedRun(NamedTuple):
     scheduled_for: datetime
     due_at: datetime
     payload: str | None
+    lease_s: float
 
 
-LEASE_RUNS = f"""
-WITH leased AS (
-    UPDATE runs r
+# The ledger's own word for how much of a lease is left: no other clock can tell.
+_LEASE_S = "extract(epoch FROM {}lease_expires_at - coalesce(%(now)s::timestamptz, now()))::float8"
+
+_ASKED = """
+    unnest(%(run_ids)s::uuid[], %(epochs)s::bigint[], %(worker_ids)s::text[], %(visibility_s)s::float8[])
+        AS ask (run_id, epoch, worker_id, visibility_s)
+"""
+# One CASE, so that the planner sees no condition that it might rather begin with: it goes from `ask` by primary key.
+_LEASABLE = f"""
+    r.run_id = ask.run_id AND p.partition = r.partition AND p.epoch = ask.epoch AND CASE
+        WHEN r.state <> 'pending' OR r.due_at > coalesce(%(now)s::timestamptz, now())
+          OR r.start_by < coalesce(%(now)s::timestamptz, now()) THEN false
+        ELSE {NOT_PAUSED} END
+"""
+# least() passes over the NULL of an attempt without an end.
+_TAKE = """
     SET state = 'leased', version = r.version + 1, attempt = r.attempt + 1, lease_token = r.lease_token + 1,
-        worker_id = ask.worker_id,
-        lease_expires_at = coalesce(%(now)s::timestamptz, now()) + ask.visibility_s * interval '1 second'
-    FROM unnest(%(run_ids)s::uuid[], %(epochs)s::bigint[], %(worker_ids)s::text[], %(visibility_s)s::float8[])
-             AS ask (run_id, epoch, worker_id, visibility_s),
-         partitions p
-    WHERE r.run_id = ask.run_id AND r.state = 'pending' AND r.due_at <= coalesce(%(now)s::timestamptz, now())
-      AND p.partition = r.partition AND p.epoch = ask.epoch
-    RETURNING r.*
+        worker_id = ask.worker_id, progress = NULL,
+        attempt_ends_at = coalesce(%(now)s::timestamptz, now()) + r.timeout_s * interval '1 second',
+        lease_expires_at = coalesce(%(now)s::timestamptz, now())
+            + least(ask.visibility_s, r.timeout_s) * interval '1 second'
+"""
+_LEASED = """
+    r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version, r.attempt, r.lease_token, r.lease_expires_at,
+    r.scheduled_for, r.due_at, r.worker_id, r.payload
+"""
+
+# Gated runs, those of jobs whose overlap is not allow, are leased only with their job's slot. They are looked for among
+# what the first update left, if it left any, so that other runs do not pay for them. Their rows are locked before any
+# slot is asked for: who waits for a slot may then hold nothing that its holder still wants. Of two runs of a job the
+# one due first gets it. NOT IN and IS TRUE are look-ups in a hash; joins could only be nested loops here.
+LEASE_RUNS = f"""
+WITH free AS (
+    UPDATE runs r {_TAKE} FROM {_ASKED}, partitions p
+    WHERE {_LEASABLE} AND r.overlap = 0
+    RETURNING {_LEASED}
+), gated AS (
+    SELECT r.run_id, r.job_id, r.due_at, r.scheduled_for
+    FROM {_ASKED}, runs r, partitions p
+    WHERE (SELECT count(*) FROM free) < cardinality(%(run_ids)s::uuid[])
+      AND ask.run_id NOT IN (SELECT run_id FROM free) AND {_LEASABLE} AND r.overlap <> 0
+    FOR UPDATE OF r
+), slots AS (
+    INSERT INTO job_slots (job_id, run_id)
+    SELECT job_id, run_id FROM gated ORDER BY job_id, due_at, scheduled_for, run_id
+    ON CONFLICT (job_id) DO NOTHING
+    RETURNING run_id
+), single AS (
+    UPDATE runs r {_TAKE} FROM {_ASKED}
+    WHERE (SELECT count(*) FROM slots) > 0
+      AND r.run_id = ask.run_id AND (ask.run_id IN (SELECT run_id FROM slots)) IS TRUE
+    RETURNING {_LEASED}
+), leased AS (
+    SELECT * FROM free UNION ALL SELECT * FROM single
 ), event AS (
     {
     emit(
@@ -61,7 +107,8 @@ WITH leased AS (
     )
 }
 )
-SELECT run_id, job_id, attempt, lease_token, lease_expires_at, scheduled_for, due_at, payload FROM leased
+SELECT run_id, job_id, attempt, lease_token, lease_expires_at, scheduled_for, due_at, payload, {_LEASE_S.format("")}
+FROM leased
 """
 
 
@@ -69,7 +116,8 @@ async def lease_runs(conn: Connection, asks: Sequence[LeaseAsk], *, now: datetim
     """Lease the runs that may be leased, in the caller's API transaction; an attempt is charged to each.
 
     asks: at most 1,000, of distinct runs. A run that is missing from the answer is leased by another, finished, held,
-    not due yet, or was hinted by an owner who lost its partition. Locks only these rows, in the order of their ids.
+    not due yet, too late to start, of a paused queue, gated while another run of its job is leased, or was hinted by an
+    owner who lost its partition. Locks only these rows, in the order of their ids, and then slots of their jobs.
     """
     asks = sorted(asks, key=lambda ask: ask.run_id.int)  # UUID's own comparison runs in Python
     cursor = await conn.execute(
@@ -86,19 +134,29 @@ async def lease_runs(conn: Connection, asks: Sequence[LeaseAsk], *, now: datetim
 
 
 class Beat(NamedTuple):
-    """A worker's sign of life for one lease. tenant, queues: whose run it must be, see `OF_CALLER`."""
+    """A worker's sign of life for one lease. tenant, queues: whose run it must be, see `OF_CALLER`.
+
+    progress: a note of at most 1,000 characters, or None to leave the last one.
+    """
 
     run_id: UUID
     lease_token: int
     visibility_s: float
     tenant: str | None = None
     queues: str | None = None
+    progress: str | None = None
 
 
 class ExtendedLease(NamedTuple):
+    """cancel: the worker should end the attempt now; its lease is not extended any more.
+
+    lease_s: how long the lease lasts from now, by the ledger's clock.
+    """
+
     run_id: UUID
     lease_expires_at: datetime
     cancel: bool
+    lease_s: float
 
 
 # What a caller of the API may touch: with a tenant only that tenant's runs, with queues (their names joined by commas)
@@ -109,13 +167,16 @@ OF_CALLER = """
 
 EXTEND_LEASES = f"""
 UPDATE runs r
-SET lease_expires_at = greatest(
-        r.lease_expires_at, coalesce(%(now)s::timestamptz, now()) + c.visibility_s * interval '1 second')
+SET lease_expires_at = CASE WHEN r.cancel_reason IS NOT NULL THEN r.lease_expires_at ELSE least(
+        r.attempt_ends_at, greatest(
+            r.lease_expires_at, coalesce(%(now)s::timestamptz, now()) + c.visibility_s * interval '1 second')) END,
+    progress = coalesce(left(c.progress, 1000), r.progress)
 FROM unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(visibility_s)s::float8[], %(tenants)s::text[],
-            %(queues)s::text[]) AS c (run_id, lease_token, visibility_s, tenant, queues)
+            %(queues)s::text[], %(progress)s::text[])
+         AS c (run_id, lease_token, visibility_s, tenant, queues, progress)
 WHERE r.run_id = c.run_id AND r.lease_token = c.lease_token AND r.state = 'leased'
   AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now()) AND {OF_CALLER}
-RETURNING r.run_id, r.lease_expires_at, r.cancel_requested
+RETURNING r.run_id, r.lease_expires_at, r.cancel_reason IS NOT NULL, {_LEASE_S.format("r.")}
 """
 
 
@@ -130,6 +191,7 @@ async def extend_leases(conn: Connection, beats: Sequence[Beat], *, now: datetim
             "visibility_s": [beat.visibility_s for beat in beats],
             "tenants": [beat.tenant for beat in beats],
             "queues": [beat.queues for beat in beats],
+            "progress": [beat.progress for beat in beats],
             "now": now,
         },
     )
@@ -145,11 +207,23 @@ class HeldLease(NamedTuple):
     queues: str | None = None
 
 
+class Snooze(NamedTuple):
+    """A lease to give back until delay_s from now. tenant, queues: whose run it must be, see `OF_CALLER`."""
+
+    run_id: UUID
+    lease_token: int
+    delay_s: float
+    tenant: str | None = None
+    queues: str | None = None
+
+
+# delay_s: NULL leaves the run as due as it was.
 RELEASE_RUNS = f"""
 WITH ended AS (
-    SELECT r.run_id, {fate("released")} AS fate, r.attempt - 1 AS attempt, r.due_at, r.worker_id, NULL::text AS reason
-    FROM unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(tenants)s::text[], %(queues)s::text[])
-             AS c (run_id, lease_token, tenant, queues)
+    SELECT {ENDED_RUN}, {fate("released")} AS fate, r.attempt - 1 AS attempt, r.worker_id, NULL::text AS reason,
+           coalesce(coalesce(%(now)s::timestamptz, now()) + c.delay_s * interval '1 second', r.due_at) AS due_at
+    FROM unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(delays_s)s::float8[], %(tenants)s::text[],
+                %(queues)s::text[]) AS c (run_id, lease_token, delay_s, tenant, queues)
          JOIN runs r ON r.run_id = c.run_id {JOB_OF_RUN}
     WHERE r.lease_token = c.lease_token AND r.state = 'leased'
       AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now()) AND {OF_CALLER}
@@ -166,29 +240,44 @@ WITH ended AS (
     )
 }
 )
-SELECT run_id FROM ended
+SELECT run_id, fate, CASE fate WHEN 'released' THEN due_at END FROM ended
 """
 
 
 async def release_runs(conn: Connection, leases: Sequence[HeldLease], *, now: datetime | None = None) -> list[UUID]:
     """Give leases back unexecuted, in the caller's API transaction: the attempt is not charged.
 
-    A run whose job was paused meanwhile is held, one whose job was deleted is cancelled.
+    A run whose job was paused meanwhile is held; one that is to be cancelled, or whose job was deleted, is cancelled.
     """
-    leases = sorted(leases, key=lambda lease: lease.run_id.int)
-    run_ids = [lease.run_id for lease in leases]
-    await hold_job_states(conn, run_ids)
-    cursor = await conn.execute(
-        RELEASE_RUNS,
-        {
-            "run_ids": run_ids,
-            "lease_tokens": [lease.lease_token for lease in leases],
-            "tenants": [lease.tenant for lease in leases],
-            "queues": [lease.queues for lease in leases],
-            "now": now,
-        },
-    )
-    return [row[0] for row in await cursor.fetchall()]
+    rows = await _give_back(conn, [(*lease[:2], None, *lease[2:]) for lease in leases], now)
+    return [row[0] for row in rows]
+
+
+class Snoozed(NamedTuple):
+    """outcome: released (due again at due_at), held or cancelled, as for `release_runs`."""
+
+    run_id: UUID
+    outcome: str
+    due_at: datetime | None
+
+
+async def snooze_runs(conn: Connection, snoozes: Sequence[Snooze], *, now: datetime | None = None) -> list[Snoozed]:
+    """Give leases back until later, in the caller's API transaction: the attempt is not charged.
+
+    snoozes: at most 1,000, of distinct runs. A run missing from the answer has lost its lease.
+    """
+    return [Snoozed(*row) for row in await _give_back(conn, snoozes, now)]
+
+
+_Return = tuple[UUID, int, float | None, str | None, str | None]  # the fields of Snooze
+
+
+async def _give_back(conn: Connection, returns: Sequence[_Return], now: datetime | None) -> list[TupleRow]:
+    returns = sorted(returns, key=lambda each: each[0].int)
+    names = ("run_ids", "lease_tokens", "delays_s", "tenants", "queues")
+    columns = {name: [each[place] for each in returns] for place, name in enumerate(names)}
+    await hold_job_states(conn, [each[0] for each in returns])
+    return await (await conn.execute(RELEASE_RUNS, {**columns, "now": now})).fetchall()
 
 
 # A request id that is there already belongs to a call whose leases are gone, or its repetition would have got them.
@@ -203,17 +292,19 @@ async def remember_leases(conn: Connection, request_id: UUID, runs: Sequence[Lea
     await conn.execute(REMEMBER_LEASES, (request_id, [run.run_id for run in runs], [run.lease_token for run in runs]))
 
 
-RECALL_LEASES = """
-SELECT r.run_id, r.job_id, r.attempt, r.lease_token, r.lease_expires_at, r.scheduled_for, r.due_at, r.payload
+RECALL_LEASES = f"""
+SELECT r.run_id, r.job_id, r.attempt, r.lease_token, r.lease_expires_at, r.scheduled_for, r.due_at, r.payload,
+       {_LEASE_S.format("r.")}
 FROM lease_requests q, unnest(q.run_ids, q.lease_tokens) AS lease (run_id, lease_token), runs r
-WHERE q.request_id = %s AND r.run_id = lease.run_id AND r.lease_token = lease.lease_token
-  AND r.state = 'leased' AND r.lease_expires_at > now()
+WHERE q.request_id = %(request_id)s AND r.run_id = lease.run_id AND r.lease_token = lease.lease_token
+  AND r.state = 'leased' AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now())
 """
 
 
-async def recall_leases(conn: Connection, request_id: UUID) -> list[LeasedRun]:
+async def recall_leases(conn: Connection, request_id: UUID, *, now: datetime | None = None) -> list[LeasedRun]:
     """The runs that an earlier call with this request id leased and still holds; none for a new id."""
-    return [LeasedRun(*row) for row in await (await conn.execute(RECALL_LEASES, (request_id,))).fetchall()]
+    asked = {"request_id": request_id, "now": now}
+    return [LeasedRun(*row) for row in await (await conn.execute(RECALL_LEASES, asked)).fetchall()]
 
 
 FORGET_LEASE_REQUESTS = "DELETE FROM lease_requests WHERE at < now() - interval '2 minutes'"

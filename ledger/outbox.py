@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from ledger.connection import Connection
+from schemas.events import JOB_EVENTS, RANGE_EVENTS, WAITING_EVENTS
 
 _ALWAYS = {
     "job_ids": "job_id",
@@ -22,12 +23,15 @@ _ALWAYS = {
 def emit(event: str, source: str, **columns: str) -> str:
     """The SQL that puts one outbox row in for the rows of `source`, a CTE over runs (or jobs), maybe with a WHERE.
 
-    columns: outbox column = SQL expression over a row of `source`, beside those every event has. The statement around
-    it must have a parameter `now`, which tests set and the product leaves NULL.
+    columns: outbox column = SQL expression over a row of `source`, beside those every event has. `source` has the
+    overlap of runs that wait. The statement around it must have a parameter `now`, which tests set and the product
+    leaves NULL.
     """
     arrays = {**_ALWAYS, **columns}
-    if event.startswith("job_"):
+    if event in JOB_EVENTS | RANGE_EVENTS:
         del arrays["run_ids"]
+    if event in WAITING_EVENTS:
+        arrays["gated"] = "overlap <> 0"
     aggregates = ", ".join(f"array_agg({expression})" for expression in arrays.values())
     return (
         f"INSERT INTO outbox (event, at, {', '.join(arrays)}) "
@@ -57,11 +61,13 @@ class OutboxRow(NamedTuple):
     reasons: list[str | None] | None
     results: list[str | None] | None
     definitions: list[str] | None
+    counts: list[int] | None
+    gated: list[bool] | None
 
 
 READ_OUTBOX = """
 SELECT id, event, at, job_ids::text[], run_ids::text[], partitions, tenants, queues, lanes, versions, attempts,
-       lease_tokens, scheduled_for, due_at, lease_expires_at, worker_ids, reasons, results, definitions
+       lease_tokens, scheduled_for, due_at, lease_expires_at, worker_ids, reasons, results, definitions, counts, gated
 FROM outbox ORDER BY id LIMIT %s
 """
 

@@ -72,6 +72,35 @@ async def list_partitions(conn: Connection) -> list[PartitionStatus]:
     return [PartitionStatus(*row) for row in await (await conn.execute(LIST_PARTITIONS)).fetchall()]
 
 
+class Tenure(NamedTuple):
+    """Who took a partition over when, under which epoch."""
+
+    epoch: int
+    owner: str
+    at: datetime
+
+
+LIST_TAKEOVERS = """
+SELECT epoch, owner, at FROM takeovers WHERE partition = %(partition)s
+  AND epoch >= coalesce((SELECT max(epoch) FROM takeovers WHERE partition = %(partition)s AND at <= %(since)s), 0)
+ORDER BY epoch
+"""
+
+
+async def list_takeovers(conn: Connection, partition: int, since: datetime) -> list[Tenure]:
+    """Who has owned a partition since an instant, beginning with the owner of that instant."""
+    asked = {"partition": partition, "since": since}
+    return [Tenure(*row) for row in await (await conn.execute(LIST_TAKEOVERS, asked)).fetchall()]
+
+
+FORGET_TAKEOVERS = "DELETE FROM takeovers WHERE at < now() - interval '30 days'"
+
+
+async def forget_takeovers(conn: Connection) -> None:
+    """Drop what nobody asks about any more."""
+    await conn.execute(FORGET_TAKEOVERS)
+
+
 ADVANCE_OFFSET = "UPDATE partitions SET consumed_offset = %s WHERE partition = %s"
 
 

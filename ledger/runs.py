@@ -13,7 +13,7 @@ from ledger.outbox import emit
 
 
 class PendingRun(NamedTuple):
-    """What an owner must remember of a run that waits."""
+    """What an owner must remember of a run that waits. overlap: 0 allow, 1 skip, 2 replace; not 0: gated."""
 
     run_id: UUID
     job_id: UUID
@@ -23,43 +23,68 @@ class PendingRun(NamedTuple):
     version: int
     scheduled_for: datetime
     due_at: datetime
+    overlap: int = 0
 
 
 RUN_COLUMNS = ", ".join(PendingRun._fields)
 
 
+def make_run(source: str, *, payload: str = "j.payload", state: str = "'pending'", start_by: bool = True) -> str:
+    """SQL that makes a run of each row `j` of `source` (its FROM clause, maybe with a WHERE), as its job says.
+
+    Needs the columns of jobs in `j`, and j.run_id, j.scheduled_for, j.due_at. start_by: whether the job's deadline for
+    the start holds. The first version of a run is larger than any that a run of the same id can have had which an edit
+    took away: no such run was ever leased, so its version grew only when its job's did.
+    """
+    deadline = "j.due_at + j.start_deadline_s * interval '1 second'" if start_by else "NULL"
+    return f"""
+    INSERT INTO runs (run_id, job_id, partition, tenant, queue, lane, max_attempts, scheduled_for, due_at, payload,
+                      overlap, timeout_s, start_by, version, state)
+    SELECT j.run_id, j.job_id, j.partition, j.tenant, j.queue, j.lane, j.max_attempts, j.scheduled_for, j.due_at,
+           {payload}, j.overlap, j.timeout_s, {deadline},
+           CASE WHEN j.edited_at IS NULL THEN 1 ELSE 2 * j.version - 1 END, {state}
+    FROM {source}
+    """
+
+
 class ManualRun(NamedTuple):
-    """A run beside the schedule, at once. payload: instead of the job's own, or None."""
+    """A run beside the schedule. payload: instead of the job's own, or None. due_at: None for at once."""
 
     job_id: UUID
     run_id: UUID
     scheduled_for: datetime
     payload: str | None
+    due_at: datetime | None = None
 
 
 TRIGGER_JOBS = f"""
-WITH made AS (
-    INSERT INTO runs (run_id, job_id, partition, tenant, queue, lane, max_attempts, scheduled_for, due_at, payload)
-    SELECT m.run_id, j.job_id, j.partition, j.tenant, j.queue, j.lane, j.max_attempts, m.scheduled_for,
-           least(m.scheduled_for, coalesce(%(now)s::timestamptz, now())), coalesce(m.payload, j.payload)
-    FROM unnest(%(job_id)s::uuid[], %(run_id)s::uuid[], %(scheduled_for)s::timestamptz[], %(payload)s::text[])
-             AS m (job_id, run_id, scheduled_for, payload), jobs j
+WITH asked AS (
+    SELECT j.*, m.run_id, m.scheduled_for, coalesce(m.payload, j.payload) AS own_payload,
+           coalesce(m.due_at, least(m.scheduled_for, coalesce(%(now)s::timestamptz, now()))) AS due_at
+    FROM unnest(%(job_id)s::uuid[], %(run_id)s::uuid[], %(scheduled_for)s::timestamptz[], %(payload)s::text[],
+                %(due_at)s::timestamptz[]) AS m (job_id, run_id, scheduled_for, payload, due_at),
+         jobs j
     WHERE j.job_id = m.job_id
+), made AS (
+    {make_run("asked j", payload="j.own_payload", start_by=False)}
     ON CONFLICT (run_id) DO NOTHING
     RETURNING *
 ), event AS (
-    {emit("run_scheduled", "made", scheduled_for="scheduled_for", due_at="due_at", reasons="'triggered'::text")}
+    {emit("run_scheduled", "made", scheduled_for="scheduled_for", due_at="due_at", reasons="%(reason)s::text")}
 )
 SELECT {RUN_COLUMNS} FROM made
 """
 
 
 async def trigger_jobs(
-    tx: OwnerTransaction, runs: Sequence[ManualRun], *, now: datetime | None = None
+    tx: OwnerTransaction, runs: Sequence[ManualRun], *, reason: str = "triggered", now: datetime | None = None
 ) -> list[PendingRun]:
-    """Make manual runs of existing jobs; returns those that were not there yet."""
+    """Make manual runs of existing jobs; returns those that were not there yet. No job's cursor moves.
+
+    reason: the event's, `triggered` or `backfill`. Nobody's clock made them due, so no deadline for their start holds.
+    """
     columns = {field: [getattr(run, field) for run in runs] for field in ManualRun._fields}
-    cursor = await tx.conn.execute(TRIGGER_JOBS, {**columns, "now": now})
+    cursor = await tx.conn.execute(TRIGGER_JOBS, {**columns, "reason": reason, "now": now})
     return [PendingRun(*row) for row in await cursor.fetchall()]
 
 
@@ -74,6 +99,7 @@ class LiveRun(NamedTuple):
     version: int
     scheduled_for: datetime
     due_at: datetime
+    overlap: int
     state: str
     lease_expires_at: datetime | None
 
@@ -112,17 +138,24 @@ FROM unnest(%(tenants)s::text[], %(queues)s::text[]) AS asked (tenant, queue),
          SELECT r.run_id, r.partition FROM runs r
          WHERE r.tenant = asked.tenant AND r.queue = asked.queue AND r.lane = lanes.lane
            AND r.due_at <= coalesce(%(now)s::timestamptz, now()) AND r.state = 'pending'
+           AND (r.start_by IS NULL OR r.start_by >= coalesce(%(now)s::timestamptz, now()))
+           AND (r.overlap = 0 OR NOT EXISTS (SELECT FROM job_slots s WHERE s.job_id = r.job_id))
          ORDER BY r.due_at LIMIT %(limit)s
      ) AS due,
      partitions p
-WHERE p.partition = due.partition
+WHERE p.partition = due.partition AND NOT EXISTS (
+    SELECT FROM pauses s WHERE s.tenant = asked.tenant AND (s.queue IS NULL OR s.queue = asked.queue)
+       AND s.resumed_at IS NULL)
 """
 
 
 async def find_due(
     conn: Connection, queues: Sequence[tuple[str, str]], limit: int, *, now: datetime | None = None
 ) -> list[DueRun]:
-    """Up to `limit` due runs of each lane of each (tenant, queue), oldest first: what hints may have missed."""
+    """Up to `limit` due runs of each lane of each (tenant, queue), oldest first: what hints may have missed.
+
+    Only such as could be leased: none of a paused queue, none too late to start, none whose job's slot is taken.
+    """
     cursor = await conn.execute(
         FIND_DUE,
         {
@@ -153,15 +186,20 @@ class RunState(NamedTuple):
     lease_expires_at: datetime | None
     worker_id: str | None
     reason: str | None
+    overlap: int
+    start_by: datetime | None
+    attempt_ends_at: datetime | None
+    cancel_reason: str | None
+    progress: str | None
 
 
 READ_RUN = """
 SELECT run_id, job_id, tenant, queue, lane, state, version, attempt, max_attempts, lease_token, scheduled_for, due_at,
-       lease_expires_at, worker_id, NULL
+       lease_expires_at, worker_id, NULL, overlap, start_by, attempt_ends_at, cancel_reason, progress
 FROM runs WHERE run_id = %(run_id)s
 UNION ALL
 SELECT run_id, job_id, tenant, queue, lane, 'dead', version, attempt, max_attempts, lease_token, scheduled_for, NULL,
-       NULL, worker_id, reason
+       NULL, worker_id, reason, 0, NULL, NULL, NULL, NULL
 FROM dead_runs WHERE run_id = %(run_id)s
 """
 

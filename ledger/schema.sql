@@ -46,6 +46,14 @@ CREATE TABLE jobs (
     created_at   timestamptz NOT NULL,             -- the create command's issuedAt
     paused_at    timestamptz,
     updated_at   timestamptz NOT NULL DEFAULT now(),
+    overlap          smallint NOT NULL DEFAULT 0 CONSTRAINT jobs_overlap CHECK (overlap BETWEEN 0 AND 2), -- see runs
+    timeout_s        float8,                       -- bounds one attempt
+    start_deadline_s float8,                       -- how long after its due time an occurrence may start
+    retry_backoff    smallint NOT NULL DEFAULT 0 CONSTRAINT jobs_retry_backoff CHECK (retry_backoff BETWEEN 0 AND 2),
+    retry_base_s     float8 NOT NULL DEFAULT 1,    -- retry_backoff: 0 exponential, 1 linear, 2 fixed
+    retry_max_s      float8 NOT NULL DEFAULT 600,
+    tzdata_version   text,                         -- the rules that the pending occurrence was computed with
+    edited_at        timestamptz,                  -- when its definition was last replaced
     CHECK ((state = 'paused') = (paused_at IS NOT NULL)),
     CHECK (state <> 'deleted' OR next_fire_at IS NULL)
 ) WITH (fillfactor = 80);
@@ -58,6 +66,8 @@ CREATE INDEX jobs_by_partition ON jobs (partition);
 --   | |   retry, release
 --   v |
 --   held   while its job is paused
+--
+-- A leased run with a cancel_reason ends as cancelled, however its attempt ends; 'cancelled' may still be completed.
 CREATE TABLE runs (
     run_id           uuid PRIMARY KEY,
     job_id           uuid NOT NULL,
@@ -74,13 +84,26 @@ CREATE TABLE runs (
     due_at           timestamptz NOT NULL,         -- when it may next be leased
     lease_expires_at timestamptz,
     worker_id        text,
-    cancel_requested boolean NOT NULL DEFAULT false,
     payload          text,
+    overlap          smallint NOT NULL DEFAULT 0, -- 0 allow, 1 skip, 2 replace; not 0: gated, leased only with a slot
+    timeout_s        float8,
+    start_by         timestamptz,                  -- the last instant at which it may start; NULL: any, or it has started
+    attempt_ends_at  timestamptz,                  -- no heartbeat extends the lease beyond it
+    cancel_reason    text CONSTRAINT runs_cancel_reason CHECK (cancel_reason IN ('cancelled', 'replaced')),
+    progress         text,                         -- the last note of the attempt
     CHECK ((state = 'leased') = (lease_expires_at IS NOT NULL)),
-    CHECK ((state = 'leased') = (worker_id IS NOT NULL))
+    CHECK ((state = 'leased') = (worker_id IS NOT NULL)),
+    CONSTRAINT runs_of_an_attempt CHECK (state = 'leased' OR (attempt_ends_at IS NULL AND cancel_reason IS NULL))
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX runs_by_partition ON runs (partition, job_id);
 CREATE INDEX runs_by_queue ON runs (tenant, queue, lane, due_at);
+
+-- The one leased run of a job whose overlap is not allow. Taken by the statement that leases the run, freed by whichever
+-- ends the lease.
+CREATE TABLE job_slots (
+    job_id uuid PRIMARY KEY,
+    run_id uuid NOT NULL
+);
 
 CREATE TABLE dead_runs (
     run_id        uuid PRIMARY KEY,
@@ -122,7 +145,9 @@ CREATE TABLE outbox (
     worker_ids       text[],
     reasons          text[],
     results          text[],
-    definitions      text[]
+    definitions      text[],
+    counts           bigint[],
+    gated            boolean[]
 ) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 
 -- What became of each command: makes a second delivery under the same id a no-op, and answers the HTTP caller who waits.
@@ -134,12 +159,39 @@ CREATE TABLE applied_commands (
     field      text
 );
 
+-- What a command that an HTTP caller named with a key was sent with: the same key with another body is a mistake.
+CREATE TABLE keyed_commands (
+    command_id uuid PRIMARY KEY,
+    digest     bytea NOT NULL,
+    at         timestamptz NOT NULL DEFAULT now()
+);
+
 -- What a lease call got, for a short while: the same request id gets the same runs again.
 CREATE TABLE lease_requests (
     request_id uuid PRIMARY KEY,
     run_ids    uuid[] NOT NULL,
     lease_tokens bigint[] NOT NULL,
     at         timestamptz NOT NULL DEFAULT now()
+);
+
+-- Queues and tenants that are, or were, paused: nothing of theirs is leased while a pause is open.
+CREATE TABLE pauses (
+    tenant     text NOT NULL,
+    queue      text,                               -- NULL: every queue of the tenant
+    paused_at  timestamptz NOT NULL DEFAULT now(),
+    resumed_at timestamptz,
+    by         text NOT NULL                       -- the token's id
+);
+CREATE UNIQUE INDEX pauses_open ON pauses (tenant, queue) NULLS NOT DISTINCT WHERE resumed_at IS NULL;
+CREATE INDEX pauses_by_tenant ON pauses (tenant, paused_at);
+
+-- Who took a partition over when: for telling why a run waited.
+CREATE TABLE takeovers (
+    partition int NOT NULL,
+    epoch     bigint NOT NULL,
+    owner     text NOT NULL,
+    at        timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (partition, epoch)
 );
 
 -- The class of our advisory locks on partitions.
@@ -184,8 +236,12 @@ CREATE FUNCTION take_over(p int, o text)
 BEGIN
     PERFORM pg_advisory_xact_lock(fence_class(), p);
     RETURN QUERY
-        WITH before AS (SELECT b.owner FROM partitions b WHERE b.partition = p)
-        UPDATE partitions t SET epoch = t.epoch + 1, owner = o, owner_since = now()
-        FROM before WHERE t.partition = p
-        RETURNING t.epoch, before.owner, t.consumed_offset, t.decided_through;
+        WITH before AS (SELECT b.owner FROM partitions b WHERE b.partition = p), taken AS (
+            UPDATE partitions t SET epoch = t.epoch + 1, owner = o, owner_since = now()
+            FROM before WHERE t.partition = p
+            RETURNING t.epoch, before.owner AS previous_owner, t.consumed_offset, t.decided_through
+        ), noted AS (
+            INSERT INTO takeovers (partition, epoch, owner) SELECT p, t.epoch, o FROM taken t
+        )
+        SELECT t.epoch, t.previous_owner, t.consumed_offset, t.decided_through FROM taken t;
 END $$;

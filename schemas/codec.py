@@ -36,6 +36,7 @@ BUILT_IN_IDS: Mapping[str, int] = {
     "RejectedCommand": 10,
     "ReadyHints": 11,
     "RunEvents": 12,
+    "BackfillJob": 13,
 }
 
 Record = dict[str, Any]

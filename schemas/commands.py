@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from schemas.codec import NAMESPACE, Codec, Record
 from schemas.errors import CommandRejected, Undecodable
@@ -28,13 +28,20 @@ Lane = Literal["high", "normal", "low"]
 LANES: tuple[Lane, ...] = ("high", "normal", "low")  # the ledger stores the index
 CatchUp = Literal["latest", "all", "none"]
 Overlap = Literal["allow", "skip", "replace"]
+OVERLAPS: tuple[Overlap, ...] = ("allow", "skip", "replace")  # the ledger stores the index
+RetryBackoff = Literal["exponential", "linear", "fixed"]
+RETRY_BACKOFFS: tuple[RetryBackoff, ...] = ("exponential", "linear", "fixed")  # the ledger stores the index
+BACKFILL_MAX_RUNS = 1_000
 PositiveSeconds = Annotated[float, Meta(gt=0, le=366 * 86400)]
+RetrySeconds = Annotated[float, Meta(ge=0.001, le=366 * 86400)]
 
 
 class JobSpec(Struct, rename="camel", kw_only=True, frozen=True):
     """What a job is: the definition that create and update carry.
 
-    schedule: the JSON form, see schemas/schedule.py. payload: a JSON document as text, at most 64 KiB.
+    schedule: the JSON form, see schemas/schedule.py. payload: a JSON document as text, at most 64 KiB. The delay before
+    retry n (the n-th attempt failed) is uniform in (0, least(retry_max, d)] with d = base · 2^n for exponential,
+    base · n for linear, base for fixed. catch_up_limit: how many missed occurrences `all` makes up for, the newest.
     """
 
     queue: Name
@@ -47,6 +54,10 @@ class JobSpec(Struct, rename="camel", kw_only=True, frozen=True):
     catch_up: CatchUp = "latest"
     overlap: Overlap = "allow"
     start_deadline_seconds: PositiveSeconds | None = None
+    retry_backoff: RetryBackoff = "exponential"
+    retry_base_seconds: RetrySeconds = 1.0
+    retry_max_seconds: RetrySeconds = 600.0
+    catch_up_limit: Annotated[int, Meta(ge=1, le=100_000)] = 1_000
 
 
 class Command(Struct, rename="camel", kw_only=True, frozen=True):
@@ -63,6 +74,8 @@ class CreateJob(Command, frozen=True, kw_only=True):
 
 
 class UpdateJob(Command, frozen=True, kw_only=True):
+    """effective_from: the new schedule fires only after it, and never before the update is applied."""
+
     spec: JobSpec
     effective_from: Instant | None = None
 
@@ -88,14 +101,28 @@ class CancelRun(Command, frozen=True, kw_only=True):
 
 
 class ReplayRun(Command, frozen=True, kw_only=True):
+    """due_at: when the dead run is due again, for a pace; None: at once."""
+
     run_id: UUID
+    due_at: Instant | None = None
+
+
+class BackfillJob(Command, frozen=True, kw_only=True):
+    """Run the job's occurrences after `after` up to and with `through`, beside its schedule.
+
+    payload: instead of the job's own.
+    """
+
+    after: Instant = field(name="from")
+    through: Instant = field(name="to")
+    payload: str | None = None
 
 
 COMMANDS: dict[str, type[Command]] = {
     kind.__name__: kind
-    for kind in (CreateJob, UpdateJob, PauseJob, ResumeJob, DeleteJob, TriggerJob, CancelRun, ReplayRun)
+    for kind in (CreateJob, UpdateJob, PauseJob, ResumeJob, DeleteJob, TriggerJob, CancelRun, ReplayRun, BackfillJob)
 }
-_SPEC_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(JobSpec))
+_SPEC_FIELDS = frozenset(each.encode_name for each in msgspec.structs.fields(JobSpec))
 
 
 def decode_commands(codec: Codec, wire: bytes | None) -> Iterator[Command | CommandRejected]:
@@ -223,9 +250,9 @@ def _instant(key: str, text: str) -> datetime:
         raise CommandRejected(f"{text!r} is no instant", field=f"schedule.{key}") from error
 
 
-def _check_aware(field: str, value: Any) -> None:
+def _check_aware(name: str, value: Any) -> None:
     if isinstance(value, datetime) and value.tzinfo is None:
-        raise CommandRejected(f"{value.isoformat()} has no zone", field=field)
+        raise CommandRejected(f"{value.isoformat()} has no zone", field=name)
 
 
 def definition_json(spec: JobSpec) -> str:

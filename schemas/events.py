@@ -11,7 +11,9 @@ from typing import Any
 Event = dict[str, Any]
 
 JOB_EVENTS = frozenset({"job_created", "job_updated", "job_paused", "job_resumed", "job_deleted"})
+# Of a job too, but without its definition: occurrences that made no run, as a range. It grows the job's version.
+RANGE_EVENTS = frozenset({"occurrences_skipped"})
 # A run that waits for its due time after the event, is leased, or is out of an owner's sight.
 WAITING_EVENTS = frozenset({"run_scheduled", "run_retried", "run_released"})
-LEASED_EVENTS = frozenset({"run_leased"})
+LEASED_EVENTS = frozenset({"run_leased", "run_cancel_requested"})
 GONE_EVENTS = frozenset({"run_held", "run_completed", "run_dead", "run_cancelled", "run_skipped"})

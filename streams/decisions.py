@@ -10,8 +10,9 @@ from uuid import UUID
 
 import msgspec
 
+from ledger.advances import Advance, advance_jobs
 from ledger.fence import OwnerTransaction
-from ledger.jobs import Advance, advance_jobs, read_jobs
+from ledger.jobs import read_jobs
 from schemas.errors import InvalidSchedule
 from schemas.events import Event
 from schemas.ids import run_id_for

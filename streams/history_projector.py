@@ -30,6 +30,7 @@ _METADATA_TIMEOUT_S = 5.0
 _FIELDS = itemgetter(
     "eventId", "type", "at", "tenant", "jobId", "runId", "version", "queue", "lane", "attempt", "leaseToken",
     "scheduledFor", "dueAt", "leaseExpiresAt", "workerId", "reason", "result", "definition",
+    "count",
 )  # fmt: skip
 
 

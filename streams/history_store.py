@@ -36,6 +36,7 @@ RUN_EVENT_COLUMNS: Mapping[str, str] = {
     "reason": "VARCHAR",
     "result": "VARCHAR",
     "definition": "VARCHAR",
+    "count": "BIGINT",
     "partition": "INTEGER NOT NULL",
     "topic_offset": "BIGINT NOT NULL",
 }
@@ -73,6 +74,7 @@ CREATE_TABLES = f"""
 CREATE SCHEMA IF NOT EXISTS {SCHEMA};
 CREATE TABLE IF NOT EXISTS {SCHEMA}.positions ("partition" INTEGER PRIMARY KEY, next_offset BIGINT NOT NULL);
 CREATE TABLE IF NOT EXISTS {SCHEMA}.run_events ({_columns(RUN_EVENT_COLUMNS)});
+ALTER TABLE {SCHEMA}.run_events ADD COLUMN IF NOT EXISTS "count" BIGINT;
 CREATE TABLE IF NOT EXISTS {SCHEMA}.runs ({_columns(RUN_COLUMNS)});
 CREATE TABLE IF NOT EXISTS {SCHEMA}.jobs (job_id UUID PRIMARY KEY, version BIGINT NOT NULL);
 """
@@ -81,7 +83,7 @@ CREATE_BATCH = f"CREATE TEMP TABLE batch ({_columns(RUN_EVENT_COLUMNS)})"
 
 # Before the folds below, which move the versions that it compares with. An event twice in the batch counts once.
 KEEP_NEW_EVENTS = f"""
-INSERT INTO {SCHEMA}.run_events
+INSERT INTO {SCHEMA}.run_events BY NAME
 SELECT b.* FROM batch b
 LEFT JOIN {SCHEMA}.runs r ON r.run_id = b.run_id
 LEFT JOIN {SCHEMA}.jobs j ON j.job_id = CASE WHEN b.run_id IS NULL THEN b.job_id END
@@ -101,6 +103,7 @@ WITH typed AS (
         WHEN 'run_released' THEN 'scheduled'
         WHEN 'run_held' THEN 'held'
         WHEN 'run_leased' THEN 'leased'
+        WHEN 'run_cancel_requested' THEN 'leased'
         WHEN 'run_retried' THEN 'retrying'
         WHEN 'run_completed' THEN 'completed'
         WHEN 'run_dead' THEN 'dead'

@@ -1,4 +1,4 @@
-"""Upkeep of the ledger beside the relay: rows that only a retry within minutes or hours could ask for are dropped."""
+"""Upkeep of the ledger beside the relay: rows that nobody can ask for any more, or will, are dropped."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import suppress
 from ledger.commands import forget_outcomes
 from ledger.connection import Pool, ledger_pool, session
 from ledger.leases import forget_lease_requests
+from ledger.partitions import forget_takeovers
 from schemas.errors import LedgerUnavailable
 
 log = logging.getLogger(__name__)
@@ -30,5 +31,6 @@ async def _tidy(pool: Pool) -> None:
         async with session(pool) as conn:
             await forget_lease_requests(conn)
             await forget_outcomes(conn)
+            await forget_takeovers(conn)
     except LedgerUnavailable as error:
         log.warning("upkeep waits for the ledger: %s", error)

@@ -70,10 +70,12 @@ def events_of(row: OutboxRow, shard: str) -> list[Record]:
             "reason": reason,
             "result": result,
             "definition": definition,
+            "count": count,
+            "gated": gated or False,
         }
         for index, (
             tenant, job_id, run_id, version, queue, lane, attempt, lease_token, scheduled_for, due_at,
-            lease_expires_at, worker_id, reason, result, definition,
+            lease_expires_at, worker_id, reason, result, definition, count, gated,
         ) in enumerate(_events_side_by_side(row))
     ]  # fmt: skip
 
@@ -95,6 +97,8 @@ def _events_side_by_side(row: OutboxRow) -> Iterator[tuple[Any, ...]]:
         _or_none(row.reasons),
         _or_none(row.results),
         _or_none(row.definitions),
+        _or_none(row.counts),
+        _or_none(row.gated),
         strict=False,  # an absent field repeats None for ever
     )
 

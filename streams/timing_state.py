@@ -28,7 +28,7 @@ import msgspec
 from msgspec import Struct
 from rocksdict import Options, Rdict, ReadOptions, WriteBatch
 
-from schemas.events import GONE_EVENTS, JOB_EVENTS, LEASED_EVENTS, WAITING_EVENTS, Event
+from schemas.events import GONE_EVENTS, JOB_EVENTS, LEASED_EVENTS, RANGE_EVENTS, WAITING_EVENTS, Event
 from schemas.ids import partition_of_run, run_id_for
 
 log = logging.getLogger(__name__)
@@ -210,6 +210,9 @@ class _Fold:
         if kind in JOB_EVENTS:
             self._apply_job(event)
             return
+        if kind in RANGE_EVENTS:
+            self._grow_version(event)
+            return
         run_id = _id_bytes(event["runId"])
         before = self._get(b"r" + run_id)
         if before is not None and _WHERE.unpack(before)[2] >= event["version"]:
@@ -255,6 +258,13 @@ class _Fold:
         if "cron" in schedule or "everySeconds" in schedule:
             created_us = to_us(event["scheduledFor"])
             self._put_job(job_id, JobTimer(event["version"], to_us(event["dueAt"]), created_us, schedule))
+
+    def _grow_version(self, event: Event) -> None:
+        """A range of skipped occurrences is an event of the job: its cursor moves only under the new version."""
+        job_id = _id_bytes(event["jobId"])
+        raw = self._get(b"j" + job_id)
+        if raw and (job := _decode_job(raw)).version < event["version"]:
+            self._put(b"j" + job_id, _encode(JobTimer(event["version"], job.cursor_us, job.created_us, job.schedule)))
 
     def _move_cursor(self, event: Event) -> None:
         """A recurring job's new run is its new pending occurrence; one that was triggered is beside the schedule."""

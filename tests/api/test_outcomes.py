@@ -76,7 +76,7 @@ async def test_a_shorter_heartbeat_never_shortens_the_lease(worker: Caller, run:
 
 async def test_heartbeat_carries_the_wish_to_cancel(worker: Caller, run: dict, ledger_dsn: str) -> None:
     async with await psycopg.AsyncConnection.connect(ledger_dsn, autocommit=True) as conn:
-        await conn.execute("UPDATE runs SET cancel_requested = true")
+        await conn.execute("UPDATE runs SET cancel_reason = 'cancelled'")
     assert (await post(worker, "heartbeat", run)).json()["cancel"] is True
 
 

@@ -68,4 +68,4 @@ async def test_a_run_that_was_given_back_to_its_deleted_job_is_shown_as_cancelle
     response = await worker.post(f"/v1/runs/{run['runId']}/release", {"leaseToken": run["leaseToken"]})
     assert response.status_code == 200
     shown = (await worker.get(f"/v1/runs/{run['runId']}")).json()
-    assert (shown["state"], shown["reason"]) == ("cancelled", "its job was deleted")
+    assert (shown["state"], shown["reason"]) == ("cancelled", "deleted")

@@ -131,7 +131,7 @@ def test_every_enum_says_what_an_unknown_symbol_is_read_as(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "field", "default"),
-    [("ReadyHints", "lane", "normal"), ("CreateJob", "overlap", "allow"), ("CreateJob", "catchUp", "latest")],
+    [("ReadyHints", "lane", "normal"), ("CreateJob", "overlap", "allow"), ("CreateJob", "catchUp", "latest"), ("CreateJob", "retryBackoff", "exponential")],
 )
 def test_a_symbol_that_this_build_does_not_know_is_read_as_the_default(name: str, field: str, default: str) -> None:
     registry = TwoVersions(name)
@@ -165,6 +165,7 @@ FIRST_FIELDS = {
     "TriggerJob": _COMMAND,
     "CancelRun": _COMMAND | {"runId"},
     "ReplayRun": _COMMAND | {"runId"},
+    "BackfillJob": _COMMAND | {"from", "to"},
     "CommandBatch": {"commands"},
     "RejectedCommand": {"code", "reason", "partition", "offset", "rejectedAt"},
     "ReadyHints": {"tenant", "queue", "lane", "partition", "epoch", "runIds"},

@@ -101,7 +101,7 @@ async def test_a_run_that_was_dropped_with_its_job_ended_without_a_lease(owned: 
         end = await what_ended(conn, job.run_id)
         assert await what_ended(conn, job.run_id, 1) is None
     assert end is not None
-    assert (end.event, end.lease_token, end.reason) == ("run_cancelled", None, "its job was deleted")
+    assert (end.event, end.lease_token, end.reason) == ("run_cancelled", None, "deleted")
 
 
 async def test_a_failed_attempt_is_retried_later(owned: OwnedPartition) -> None:
@@ -248,7 +248,7 @@ async def test_a_run_that_comes_back_to_its_deleted_job_is_cancelled(owned: Owne
     assert ended == (None if end == "release" else Ended(leased.run_id, "cancelled", None))
     assert await owned.run(leased.run_id) is None
     told = (await owned.events_of(leased.run_id))[-1]
-    assert (told.event, told.version, told.fields["reasons"]) == ("run_cancelled", 3, "its job was deleted")
+    assert (told.event, told.version, told.fields["reasons"]) == ("run_cancelled", 3, "deleted")
     assert told.fields["lease_tokens"] == leased.lease_token
 
 

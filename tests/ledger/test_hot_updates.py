@@ -68,7 +68,8 @@ async def test_finishing_updates_nothing(owned: OwnedPartition) -> None:
 
 
 async def test_no_index_covers_a_column_that_lease_heartbeat_or_finish_changes(owned: OwnedPartition) -> None:
-    changed = {"state", "version", "attempt", "lease_token", "lease_expires_at", "worker_id", "cancel_requested"}
+    changed = {"state", "version", "attempt", "lease_token", "lease_expires_at", "worker_id", "cancel_reason"}
+    changed |= {"start_by", "attempt_ends_at", "progress"}
     async with session(owned.pool) as conn:
         rows = await conn.execute("""
             SELECT a.attname FROM pg_index i, pg_attribute a
@@ -117,6 +118,8 @@ def parameters_for(run_ids: list[UUID]) -> dict[str, object]:
         "reasons": ["boom"] * count,
         "permanent": [False] * count,
         "retry_after_s": [None] * count,
+        "delays_s": [None] * count,
+        "progress": [None] * count,
         "tenants": [None] * count,
         "queues": [None] * count,
         "now": NOW,

@@ -9,11 +9,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from ledger.advances import Advance, advance_jobs
 from ledger.commands import APPLIED, UNCHANGED, Outcome, forget_outcomes, read_outcomes, record_outcomes
 from ledger.completions import Failure, fail_runs
 from ledger.connection import Connection, Pool, session
 from ledger.fence import Fence, api_transaction, hold_job_states, owner_transaction
-from ledger.jobs import Advance, NewJob, Resumption, advance_jobs, pause_jobs, read_partition_jobs, resume_jobs
+from ledger.jobs import NewJob, Resumption, pause_jobs, read_partition_jobs, resume_jobs
 from ledger.leases import LeasedRun
 from ledger.runs import (
     DueRun,
@@ -116,7 +117,7 @@ async def test_resuming_a_recurring_job_skips_what_passed_and_goes_on_from_the_n
     assert job.run_id
     assert await owned.run(job.run_id) is None
     skipped = (await owned.events_of(job.run_id))[-1]
-    assert (skipped.event, skipped.fields["reasons"]) == ("run_skipped", "its job was paused")
+    assert (skipped.event, skipped.fields["reasons"]) == ("run_skipped", "paused")
     resumed = await owned.job(job.job_id)
     assert (resumed.state, resumed.version, resumed.next_fire_at, resumed.paused_at) == ("active", 3, fire, None)
 

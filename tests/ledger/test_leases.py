@@ -36,7 +36,7 @@ async def test_lease_charges_an_attempt_and_gives_what_the_worker_needs(owned: O
     job = await owned.job_with_run()
     assert job.run_id
     assert await owned.lease(job.run_id, visibility_s=10.0) == [
-        LeasedRun(job.run_id, job.job_id, 1, 1, later(10), NOW, NOW, '{"n":1}')
+        LeasedRun(job.run_id, job.job_id, 1, 1, later(10), NOW, NOW, '{"n":1}', 10.0)
     ]
 
 
@@ -140,7 +140,7 @@ async def test_concurrent_leases_and_completions_of_shuffled_batches_never_deadl
 async def test_a_heartbeat_extends_the_lease(owned: OwnedPartition) -> None:
     leased = await owned.leased_run()
     [extended] = await beat(owned, Beat(leased.run_id, leased.lease_token, 30.0), now=later(20))
-    assert extended == ExtendedLease(leased.run_id, later(50), False)
+    assert extended == ExtendedLease(leased.run_id, later(50), False, 30.0)
 
 
 async def test_a_heartbeat_never_shortens_the_lease(owned: OwnedPartition) -> None:
@@ -152,7 +152,7 @@ async def test_a_heartbeat_never_shortens_the_lease(owned: OwnedPartition) -> No
 async def test_a_heartbeat_tells_that_the_run_is_to_be_cancelled(owned: OwnedPartition) -> None:
     leased = await owned.leased_run()
     async with session(owned.pool) as conn:
-        await conn.execute("UPDATE runs SET cancel_requested = true")
+        await conn.execute("UPDATE runs SET cancel_reason = 'cancelled'")
     [extended] = await beat(owned, Beat(leased.run_id, leased.lease_token, 30.0))
     assert extended.cancel
 
@@ -264,7 +264,7 @@ async def test_release_gives_the_attempt_back(owned: OwnedPartition) -> None:
 async def test_a_repeated_request_id_gets_the_same_runs(ledger_pool: Pool, owned: OwnedPartition) -> None:
     leased, request_id = await lease_and_remember(owned, count=3)
     async with session(ledger_pool) as conn:
-        assert sorted(await recall_leases(conn, request_id)) == sorted(leased)
+        assert sorted(as_leased(await recall_leases(conn, request_id))) == sorted(leased)
 
 
 async def lease_and_remember(owned: OwnedPartition, count: int) -> tuple[list[LeasedRun], UUID]:
@@ -277,6 +277,12 @@ async def lease_and_remember(owned: OwnedPartition, count: int) -> tuple[list[Le
     return leased, request_id
 
 
+def as_leased(recalled: list[LeasedRun]) -> list[LeasedRun]:
+    """As they were leased for 30 s; by now less of it is left."""
+    assert all(0 < run.lease_s < 30 for run in recalled)
+    return [run._replace(lease_s=30.0) for run in recalled]
+
+
 async def test_a_repeated_request_id_does_not_get_what_was_ended_or_leased_again(owned: OwnedPartition) -> None:
     [kept, completed, taken], request_id = await lease_and_remember(owned, count=3)
     now = datetime.now(UTC)
@@ -284,7 +290,7 @@ async def test_a_repeated_request_id_does_not_get_what_was_ended_or_leased_again
     await owned.release(HeldLease(taken.run_id, taken.lease_token), now=now)
     await owned.lease(taken.run_id, now=now, worker_id="worker-2")
     async with session(owned.pool) as conn:
-        assert await recall_leases(conn, request_id) == [kept]
+        assert as_leased(await recall_leases(conn, request_id)) == [kept]
 
 
 async def test_an_unknown_request_id_recalls_nothing(ledger_pool: Pool) -> None:
@@ -299,7 +305,7 @@ async def test_a_request_id_whose_leases_are_gone_is_remembered_anew(owned: Owne
     async with api_transaction(owned.pool, [second.run_id]) as conn:
         await remember_leases(conn, request_id, [second])
     async with session(owned.pool) as conn:
-        assert await recall_leases(conn, request_id) == [second]
+        assert as_leased(await recall_leases(conn, request_id)) == [second]
 
 
 async def test_only_old_request_ids_are_forgotten(owned: OwnedPartition) -> None:
@@ -310,4 +316,4 @@ async def test_only_old_request_ids_are_forgotten(owned: OwnedPartition) -> None
     async with session(owned.pool) as conn:
         await forget_lease_requests(conn)
         assert await recall_leases(conn, old) == []
-        assert await recall_leases(conn, young) == [kept]
+        assert as_leased(await recall_leases(conn, young)) == [kept]

@@ -40,6 +40,7 @@ def test_the_built_in_ids_are_never_renumbered() -> None:
         "RejectedCommand": 10,
         "ReadyHints": 11,
         "RunEvents": 12,
+        "BackfillJob": 13,
     }
 
 

@@ -16,6 +16,7 @@ from schemas.commands import (
     COMMANDS,
     LANES,
     PAYLOAD_MAX_BYTES,
+    RETRY_BACKOFFS,
     Command,
     CreateJob,
     JobSpec,
@@ -69,13 +70,18 @@ specs = st.builds(
     catch_up=st.sampled_from(["latest", "all", "none"]),
     overlap=st.sampled_from(["allow", "skip", "replace"]),
     start_deadline_seconds=st.none() | seconds,
+    retry_backoff=st.sampled_from(RETRY_BACKOFFS),
+    retry_base_seconds=seconds,
+    retry_max_seconds=seconds,
+    catch_up_limit=st.integers(1, 100_000),
 )
 OWN_FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "CreateJob": {"spec": specs},
     "UpdateJob": {"spec": specs, "effective_from": st.none() | instants},
     "TriggerJob": {"payload": payloads},
     "CancelRun": {"run_id": st.uuids()},
-    "ReplayRun": {"run_id": st.uuids()},
+    "ReplayRun": {"run_id": st.uuids(), "due_at": st.none() | instants},
+    "BackfillJob": {"after": instants, "through": instants, "payload": payloads},
 }
 
 

@@ -42,7 +42,8 @@ def run_event(run_id: UUID | None, version: int, kind: str, **fields: Any) -> Re
         "queue": "mail",
         "lane": "normal",
         **dict.fromkeys(("attempt", "leaseToken", "scheduledFor", "dueAt", "leaseExpiresAt")),
-        **dict.fromkeys(("workerId", "reason", "result", "definition")),
+        **dict.fromkeys(("workerId", "reason", "result", "definition", "count")),
+        "gated": False,
         **fields,
     }
 

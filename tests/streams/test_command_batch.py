@@ -189,7 +189,7 @@ async def test_an_occurrence_that_passed_during_the_pause_is_skipped_with_its_re
     assert scheduled_for > datetime.now(UTC)
     assert scheduled_for == (await partition.job(job_id)).next_fire_at
     assert await fetch(partition.pool, "SELECT reasons[1] FROM outbox WHERE event = 'run_skipped'") == [
-        "its job was paused"
+        "paused"
     ]
 
 

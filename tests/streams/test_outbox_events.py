@@ -35,6 +35,8 @@ def outbox_row(row_id: int, partitions: list[int], **columns: Any) -> OutboxRow:
         reasons=None,
         results=None,
         definitions=None,
+        counts=None,
+        gated=None,
     )
     return row._replace(**columns)
 
@@ -77,8 +79,17 @@ def test_every_column_becomes_the_field_of_its_name() -> None:
             "reason": "because",
             "result": "{}",
             "definition": None,
+            "count": None,
+            "gated": False,
         }
     ]
+
+
+def test_a_range_of_skipped_occurrences_tells_how_many_and_a_gated_run_that_it_is() -> None:
+    [skipped] = events_of(outbox_row(5, [3], event="occurrences_skipped", run_ids=None, counts=[7]), "0")
+    assert (skipped["runId"], skipped["count"], skipped["gated"]) == (None, 7, False)
+    [waits] = events_of(outbox_row(6, [3], event="run_scheduled", gated=[True]), "0")
+    assert (waits["count"], waits["gated"]) == (None, True)
 
 
 def test_a_job_event_has_no_run() -> None:

@@ -18,6 +18,7 @@ PAYLOAD_MAX_BYTES = 64 * 1024
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:-]+\Z")]
 Instant = Annotated[datetime, Meta(tz=True)]
 PositiveSeconds = Annotated[float, Meta(gt=0, le=366 * 86400)]
+RetrySeconds = Annotated[float, Meta(ge=0.001, le=366 * 86400)]
 
 
 class Schedule(Struct, rename="camel", kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -71,6 +72,10 @@ class JobSpec(Struct, rename="camel", kw_only=True, frozen=True, omit_defaults=T
     catch_up: Literal["latest", "all", "none"] = "latest"
     overlap: Literal["allow", "skip", "replace"] = "allow"
     start_deadline_seconds: PositiveSeconds | None = None
+    retry_backoff: Literal["exponential", "linear", "fixed"] = "exponential"
+    retry_base_seconds: RetrySeconds = 1.0
+    retry_max_seconds: RetrySeconds = 600.0
+    catch_up_limit: Annotated[int, Meta(ge=1, le=100_000)] = 1_000
 
 
 _KINDS = ("cron", "everySeconds", "runAt", "delaySeconds")

@@ -29,6 +29,7 @@ BUILT_IN_IDS: Mapping[str, int] = {
     "CancelRun": 7,
     "ReplayRun": 8,
     "CommandBatch": 9,
+    "BackfillJob": 13,
 }
 
 _HEADER = struct.Struct(">bI")

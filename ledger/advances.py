@@ -1,0 +1,91 @@
+"""The cursor of a job: it moves from the occurrence that was read, so that each occurrence is decided exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from ledger.fence import OwnerTransaction, hold_job_states
+from ledger.outbox import emit
+from ledger.runs import RUN_COLUMNS, PendingRun, make_run
+from schemas.zones import TZDATA_VERSION
+
+
+class Advance(NamedTuple):
+    """Moves a job's cursor from fired_at, if it is still there under this version, to next_fire_at with its run.
+
+    skipped_run_id, skip_reason: the run of fired_at, which is not to run after all; it is left alone when somebody has
+    had it leased already. range_*: occurrences between the two that make no run, told as one event of the job; with
+    it the job's version grows by one.
+    """
+
+    job_id: UUID
+    version: int
+    fired_at: datetime
+    next_fire_at: datetime | None
+    run_id: UUID | None
+    due_at: datetime | None
+    skipped_run_id: UUID | None = None
+    skip_reason: str | None = None
+    range_first: datetime | None = None
+    range_last: datetime | None = None
+    range_count: int | None = None
+    range_reason: str | None = None
+
+
+ADVANCE_JOBS = f"""
+WITH moved AS (
+    UPDATE jobs j SET next_fire_at = a.next_fire_at, tzdata_version = %(tzdata)s,
+                      version = j.version + (a.range_count IS NOT NULL)::int
+    FROM unnest(%(job_id)s::uuid[], %(version)s::int[], %(fired_at)s::timestamptz[], %(next_fire_at)s::timestamptz[],
+                %(run_id)s::uuid[], %(due_at)s::timestamptz[], %(skipped_run_id)s::uuid[], %(skip_reason)s::text[],
+                %(range_first)s::timestamptz[], %(range_last)s::timestamptz[], %(range_count)s::bigint[],
+                %(range_reason)s::text[])
+             AS a (job_id, version, fired_at, next_fire_at, run_id, due_at, skipped_run_id, skip_reason,
+                   range_first, range_last, range_count, range_reason)
+    WHERE j.job_id = a.job_id AND j.version = a.version AND j.next_fire_at = a.fired_at AND j.state = 'active'
+    RETURNING j.*, a.run_id, a.due_at, a.next_fire_at AS scheduled_for, a.skipped_run_id, a.skip_reason,
+              a.range_first, a.range_last, a.range_count, a.range_reason
+), skipped AS (
+    DELETE FROM runs r USING moved m
+    WHERE r.run_id = m.skipped_run_id AND r.state = 'pending' AND r.lease_token = 0
+    RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,
+              r.scheduled_for, m.skip_reason
+), next AS (
+    {make_run("moved j WHERE j.run_id IS NOT NULL")}
+    ON CONFLICT (run_id) DO NOTHING
+    RETURNING *
+), range_event AS (
+    {
+    emit(
+        "occurrences_skipped",
+        "moved WHERE range_count IS NOT NULL",
+        scheduled_for="range_first",
+        due_at="range_last",
+        counts="range_count",
+        reasons="range_reason",
+    )
+}
+), skip_event AS (
+    {emit("run_skipped", "skipped", attempts="attempt", scheduled_for="scheduled_for", reasons="skip_reason")}
+), run_event AS (
+    {emit("run_scheduled", "next", scheduled_for="scheduled_for", due_at="due_at")}
+)
+SELECT {RUN_COLUMNS} FROM next
+"""
+
+
+async def advance_jobs(
+    tx: OwnerTransaction, advances: Sequence[Advance], *, now: datetime | None = None
+) -> list[PendingRun]:
+    """Decide the next occurrence of jobs (distinct ones) whose pending one has come; returns the new runs.
+
+    A job that was changed or advanced meanwhile is left alone: each occurrence is decided exactly once.
+    """
+    advances = sorted(advances, key=lambda advance: advance.job_id)
+    await hold_job_states(tx.conn, [advance.run_id for advance in advances if advance.run_id])
+    columns = {field: [getattr(each, field) for each in advances] for field in Advance._fields}
+    cursor = await tx.conn.execute(ADVANCE_JOBS, {**columns, "tzdata": TZDATA_VERSION, "now": now})
+    return [PendingRun(*row) for row in await cursor.fetchall()]

@@ -1,0 +1,2 @@
+-- cancel_reason has taken its place.
+ALTER TABLE runs DROP cancel_requested;
