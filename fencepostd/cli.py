@@ -105,12 +105,12 @@ def down(state: Path) -> None:
 def status(state: Path) -> None:
     """Show each part's pid, port and health, and the partitions that each owner holds. Exit code 1 unless all is ok."""
     local = Local(state, click.echo)
-    parts, partitions = local.stack.status(), local.partitions()
-    now = datetime.now(UTC)
+    parts, now = local.stack.status(), datetime.now(UTC)
     for part in parts:
         click.echo(_line(part, now))
-    for owner, held in _by_owner(partitions).items():
-        click.echo(f"  {owner or 'nobody'} owns {len(held)}: {_ranges(held)}")
+    if any(part.name == "postgres" and part.health == "ok" for part in parts):
+        for owner, held in _by_owner(local.partitions()).items():
+            click.echo(f"  {owner or 'nobody'} owns {len(held)}: {_ranges(held)}")
     if any(part.health != "ok" for part in parts):
         sys.exit(1)
 
