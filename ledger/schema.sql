@@ -54,10 +54,12 @@ CREATE TABLE jobs (
     retry_max_s      float8 NOT NULL DEFAULT 600,
     tzdata_version   text,                         -- the rules that the pending occurrence was computed with
     edited_at        timestamptz,                  -- when its definition was last replaced
+    declared_as      text GENERATED ALWAYS AS (definition::jsonb ->> 'declaredAs') STORED, -- set/name, of a file's job
     CHECK ((state = 'paused') = (paused_at IS NOT NULL)),
     CHECK (state <> 'deleted' OR next_fire_at IS NULL)
 ) WITH (fillfactor = 80);
 CREATE INDEX jobs_by_partition ON jobs (partition);
+CREATE INDEX jobs_by_declaration ON jobs (tenant, split_part(declared_as, '/', 1), job_id) WHERE declared_as IS NOT NULL;
 
 --            lease                complete
 --  pending ---------> leased -----------------> (gone: run_completed in the outbox)

@@ -24,6 +24,7 @@ PAYLOAD_MAX_BYTES = 64 * 1024
 
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:-]+\Z")]  # $ would allow a newline
 Instant = Annotated[datetime, Meta(tz=True)]  # a naive datetime is an error
+DeclaredAs = Annotated[str, Meta(max_length=201, pattern=r"^[A-Za-z0-9_.:-]{1,100}/[A-Za-z0-9_.:-]{1,100}\Z")]
 Lane = Literal["high", "normal", "low"]
 LANES: tuple[Lane, ...] = ("high", "normal", "low")  # the ledger stores the index
 CatchUp = Literal["latest", "all", "none"]
@@ -42,6 +43,7 @@ class JobSpec(Struct, rename="camel", kw_only=True, frozen=True):
     schedule: the JSON form, see schemas/schedule.py. payload: a JSON document as text, at most 64 KiB. The delay before
     retry n (the n-th attempt failed) is uniform in (0, least(retry_max, d)] with d = base · 2^n for exponential,
     base · n for linear, base for fixed. catch_up_limit: how many missed occurrences `all` makes up for, the newest.
+    declared_as: "set/name" of a job that a file declares; the set is what a plan compares the file with.
     """
 
     queue: Name
@@ -58,6 +60,7 @@ class JobSpec(Struct, rename="camel", kw_only=True, frozen=True):
     retry_base_seconds: RetrySeconds = 1.0
     retry_max_seconds: RetrySeconds = 600.0
     catch_up_limit: Annotated[int, Meta(ge=1, le=100_000)] = 1_000
+    declared_as: DeclaredAs | None = None
 
 
 class Command(Struct, rename="camel", kw_only=True, frozen=True):
@@ -74,10 +77,14 @@ class CreateJob(Command, frozen=True, kw_only=True):
 
 
 class UpdateJob(Command, frozen=True, kw_only=True):
-    """effective_from: the new schedule fires only after it, and never before the update is applied."""
+    """effective_from: the new schedule fires only after it, and never before the update is applied.
+
+    if_version: the job's version that the update was made for; at another one it is a conflict.
+    """
 
     spec: JobSpec
     effective_from: Instant | None = None
+    if_version: int | None = None
 
 
 class PauseJob(Command, frozen=True):
@@ -88,8 +95,10 @@ class ResumeJob(Command, frozen=True):
     pass
 
 
-class DeleteJob(Command, frozen=True):
-    pass
+class DeleteJob(Command, frozen=True, kw_only=True):
+    """if_version: as of UpdateJob."""
+
+    if_version: int | None = None
 
 
 class TriggerJob(Command, frozen=True, kw_only=True):

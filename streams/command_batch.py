@@ -205,6 +205,9 @@ def _known(commands: Sequence[Any], jobs: Jobs, effects: Effects, *, state: str,
         job = jobs.get(command.job_id)
         if job is None or job.tenant != command.tenant:
             effects.reject(command, JobUnknown(f"there is no job {command.job_id}", field="jobId"))
+        elif job.state in (state, other) and _made_for_another(command, job):
+            found = f"job {job.job_id} is at version {job.version}, not {command.if_version}"
+            effects.reject(command, JobConflict(found, field="ifVersion"))
         elif job.state in (state, other):
             to_do.append(command)
             effects.outcomes.append(_applied(command, job))
@@ -213,6 +216,11 @@ def _known(commands: Sequence[Any], jobs: Jobs, effects: Effects, *, state: str,
         else:
             effects.done([command], UNCHANGED)
     return to_do
+
+
+def _made_for_another(command: Command, job: Job) -> bool:
+    """Whether the job has changed since its version was read that the command is about."""
+    return getattr(command, "if_version", None) not in (None, job.version)
 
 
 def _applied(command: Command, job: Job) -> Outcome:

@@ -17,6 +17,7 @@ PAYLOAD_MAX_BYTES = 64 * 1024
 
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:-]+\Z")]
 Instant = Annotated[datetime, Meta(tz=True)]
+DeclaredAs = Annotated[str, Meta(max_length=201, pattern=r"^[A-Za-z0-9_.:-]{1,100}/[A-Za-z0-9_.:-]{1,100}\Z")]
 PositiveSeconds = Annotated[float, Meta(gt=0, le=366 * 86400)]
 RetrySeconds = Annotated[float, Meta(ge=0.001, le=366 * 86400)]
 
@@ -60,7 +61,10 @@ def after(seconds: float) -> Schedule:
 
 
 class JobSpec(Struct, rename="camel", kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A job's definition. payload: any JSON value of at most 64 KiB, handed to the handler as it is."""
+    """A job's definition. payload: any JSON value of at most 64 KiB, handed to the handler as it is.
+
+    declared_as: "set/name" of a job that a file declares, see `fencepost.declarations`.
+    """
 
     queue: Name
     schedule: Schedule
@@ -76,6 +80,7 @@ class JobSpec(Struct, rename="camel", kw_only=True, frozen=True, omit_defaults=T
     retry_base_seconds: RetrySeconds = 1.0
     retry_max_seconds: RetrySeconds = 600.0
     catch_up_limit: Annotated[int, Meta(ge=1, le=100_000)] = 1_000
+    declared_as: DeclaredAs | None = None
 
 
 _KINDS = ("cron", "everySeconds", "runAt", "delaySeconds")

@@ -1,0 +1,38 @@
+"""GET /v1/jobs?declaredSet=…: the jobs that a file owns, as a plan compares them with the file."""
+
+from __future__ import annotations
+
+import msgspec
+
+from api.endpoints import Call
+from api.jobs import job_view
+from ledger.connection import Pool, session
+from ledger.declarations import DeclaredJob, read_declared_jobs
+from schemas.http_declarations import DeclaredJobView, DeclaredPage, DeclaredQuery
+
+
+class DeclaredJobs:
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def list(self, call: Call[DeclaredQuery]) -> DeclaredPage:
+        """A page of a set; a token that is scoped to queues sees the jobs of these."""
+        identity, query = call.identity, call.body
+        queues = None if identity.queues is None else sorted(identity.queues)
+        async with session(self._pool) as conn:
+            found = await read_declared_jobs(
+                conn, identity.tenant, query.declared_set, queues=queues, after=query.after, limit=query.limit + 1
+            )
+        page = found[: query.limit]
+        after = page[-1].job.job_id if len(found) > len(page) else None
+        return DeclaredPage(jobs=[_view(declared) for declared in page], next=after)
+
+
+def _view(declared: DeclaredJob) -> DeclaredJobView:
+    view = msgspec.structs.asdict(job_view(declared.job))
+    return DeclaredJobView(
+        **view,
+        pending_runs=declared.pending_runs,
+        leased_runs=declared.leased_runs,
+        held_runs=declared.held_runs,
+    )

@@ -1,0 +1,45 @@
+"""The bodies of what a file of declared jobs is planned and applied with.
+
+The rules of schemas/http.py hold here too.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+from msgspec import Meta
+
+from schemas.commands import Name
+from schemas.http import Answer, JobView, Request
+
+
+class DeclaredQuery(Request):
+    """GET /v1/jobs, in its query string: the jobs of a set, deleted ones too. after: the `next` of the page before."""
+
+    declared_set: Name
+    limit: Annotated[int, Meta(ge=1, le=1_000)] = 200
+    after: UUID | None = None
+
+
+class DeclaredJobView(JobView, kw_only=True):
+    """A job and how many runs a change to it would meet."""
+
+    pending_runs: int
+    leased_runs: int
+    held_runs: int
+
+
+class DeclaredPage(Answer, kw_only=True):
+    """In the order of their ids. next: what to give as `after` for the next page; None on the last."""
+
+    jobs: list[DeclaredJobView]
+    next: UUID | None
+
+
+class Whoami(Answer, kw_only=True):
+    """GET /v1/whoami. queues: those that the token is scoped to; None: all of the tenant's."""
+
+    tenant: str
+    role: str
+    queues: list[str] | None
