@@ -73,15 +73,16 @@ async def list_partitions(conn: Connection) -> list[PartitionStatus]:
 
 
 class Tenure(NamedTuple):
-    """Who took a partition over when, under which epoch."""
+    """Who took a partition over when, under which epoch. decided_through: the last sign of the owner before."""
 
     epoch: int
     owner: str
     at: datetime
+    decided_through: datetime
 
 
 LIST_TAKEOVERS = """
-SELECT epoch, owner, at FROM takeovers WHERE partition = %(partition)s
+SELECT epoch, owner, at, decided_through FROM takeovers WHERE partition = %(partition)s
   AND epoch >= coalesce((SELECT max(epoch) FROM takeovers WHERE partition = %(partition)s AND at <= %(since)s), 0)
 ORDER BY epoch
 """

@@ -189,10 +189,11 @@ CREATE INDEX pauses_by_tenant ON pauses (tenant, paused_at);
 
 -- Who took a partition over when: for telling why a run waited.
 CREATE TABLE takeovers (
-    partition int NOT NULL,
-    epoch     bigint NOT NULL,
-    owner     text NOT NULL,
-    at        timestamptz NOT NULL DEFAULT now(),
+    partition       int NOT NULL,
+    epoch           bigint NOT NULL,
+    owner           text NOT NULL,
+    at              timestamptz NOT NULL DEFAULT now(),
+    decided_through timestamptz NOT NULL,          -- how far the owner before had come: the last sign of it
     PRIMARY KEY (partition, epoch)
 );
 
@@ -243,7 +244,8 @@ BEGIN
             FROM before WHERE t.partition = p
             RETURNING t.epoch, before.owner AS previous_owner, t.consumed_offset, t.decided_through
         ), noted AS (
-            INSERT INTO takeovers (partition, epoch, owner) SELECT p, t.epoch, o FROM taken t
+            INSERT INTO takeovers (partition, epoch, owner, decided_through)
+            SELECT p, t.epoch, o, t.decided_through FROM taken t
         )
         SELECT t.epoch, t.previous_owner, t.consumed_offset, t.decided_through FROM taken t;
 END $$;
