@@ -15,8 +15,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from api.auth import Authenticator
+from api.backfills import Backfills
+from api.command_calls import CommandCalls
 from api.command_outcomes import CommandOutcomes
 from api.command_producer import CommandProducer
+from api.dead_letters import DeadLetters
+from api.declared_jobs import DeclaredJobs
 from api.ended_attempts import EndedAttempts
 from api.endpoints import BATCH_BODY, RUN_BODY, SMALL_BODY, Endpoint, Handler
 from api.health import Health
@@ -24,23 +28,27 @@ from api.history_client import HistoryClient
 from api.jobs import Jobs
 from api.leases import Leases
 from api.metrics import ApiMetrics
-from api.outcome_kinds import Complete, Fail, Heartbeat, Release
+from api.outcome_kinds import Complete, Fail, Heartbeat, Release, Snoozing
 from api.outcomes import Outcomes
 from api.problems import Problem
 from api.query import Queries
+from api.queues import Queues
 from api.ready_hints import ReadyHints
 from api.ready_index import ReadyIndex
 from api.ready_poll import ReadyPoll
+from api.run_commands import RunCommands
 from api.runs import Runs
 from api.schedules import preview_schedule
+from api.whoami import whoami
 from ledger.connection import Pool
 from ledger.tokens import Role
-from schemas import http
+from schemas import http, http_declarations, http_operations
 from schemas.codec import Codec
 
 PRODUCER: tuple[Role, ...] = ("producer",)
 WORKER: tuple[Role, ...] = ("worker",)
 OPERATOR: tuple[Role, ...] = ("operator",)
+STEERING: tuple[Role, ...] = (*PRODUCER, *OPERATOR)
 EVERYONE: tuple[Role, ...] = (*PRODUCER, *WORKER, *OPERATOR)
 
 
@@ -79,10 +87,17 @@ class Api:
                 (Heartbeat(), http.Beat, http.BeatBatch),
                 (Fail(), http.Fail, http.FailBatch),
                 (Release(), http.Release, http.ReleaseBatch),
+                (Snoozing(), http.Snooze, http.SnoozeBatch),
             )
         ]
-        self.jobs = Jobs(pool, self.producer, self.command_outcomes)
+        self.commands = CommandCalls(pool, self.producer, self.command_outcomes)
+        self.jobs = Jobs(pool, self.commands)
+        self.declared_jobs = DeclaredJobs(pool)
+        self.backfills = Backfills(self.jobs, self.commands)
         self.runs = Runs(pool, self.history)
+        self.run_commands = RunCommands(pool, self.runs, self.commands)
+        self.dead_letters = DeadLetters(pool, self.commands)
+        self.queues = Queues(pool, self.poll)
         self.queries = Queries(self.history)
         self.health = Health(pool, self.producer, self.history, self.index, self.metrics)
 
@@ -114,20 +129,41 @@ class Api:
             yield self._post(f"/v1/runs/{outcomes.name}", outcomes.batch, batch, WORKER, limit=BATCH_BODY)
             yield self._post(f"/v1/runs/{{id}}/{outcomes.name}", outcomes.single, single, WORKER)
         yield self._post("/v1/jobs", self.jobs.create, http.NewJob, PRODUCER)
-        yield self._get("/v1/jobs/{id}", self.jobs.show, (*PRODUCER, *OPERATOR))
-        yield self._route("DELETE", "/v1/jobs/{id}", self.jobs.delete, http.NoBody, (*PRODUCER, *OPERATOR))
+        yield self._get("/v1/jobs", self.declared_jobs.list, STEERING, query=http_declarations.DeclaredQuery)
+        yield self._get("/v1/jobs/{id}", self.jobs.show, STEERING)
+        yield self._route("PUT", "/v1/jobs/{id}", self.jobs.update, http.JobUpdate, STEERING)
+        yield self._route("DELETE", "/v1/jobs/{id}", self.jobs.delete, http.JobDeletion, STEERING)
         for verb, handler in (("pause", self.jobs.pause), ("resume", self.jobs.resume)):
-            yield self._post(f"/v1/jobs/{{id}}/{verb}", handler, http.NoBody, (*PRODUCER, *OPERATOR))
-        yield self._post("/v1/jobs/{id}/trigger", self.jobs.trigger, http.Trigger, (*PRODUCER, *OPERATOR))
+            yield self._post(f"/v1/jobs/{{id}}/{verb}", handler, http.NoBody, STEERING)
+        yield self._post("/v1/jobs/{id}/trigger", self.jobs.trigger, http.Trigger, STEERING)
+        yield self._post("/v1/jobs/{id}/backfill", self.backfills.backfill, http_operations.Backfill, STEERING)
         yield self._get("/v1/runs/{id}", self.runs.show, EVERYONE)
+        yield self._post("/v1/runs/{id}/cancel", self.run_commands.cancel, http.NoBody, STEERING)
+        yield self._post("/v1/runs/{id}/replay", self.run_commands.replay, http.NoBody, STEERING)
+        yield from self._operations()
+        yield self._get("/v1/whoami", whoami, EVERYONE)
         yield self._post("/v1/schedules/preview", preview_schedule, http.PreviewRequest, EVERYONE)
         yield self._post("/v1/query", self.queries.query, http.Query, OPERATOR)
         yield Route("/healthz", self.health.healthz, methods=["GET"])
         yield Route("/readyz", self.health.readyz, methods=["GET"])
         yield Route("/metrics", self.health.metrics, methods=["GET"])
 
-    def _get(self, path: str, handler: Handler[http.NoBody], roles: Collection[Role]) -> Route:
-        return self._route("GET", path, handler, http.NoBody, roles)
+    def _operations(self) -> Iterator[Route]:
+        """What only operators do."""
+        yield self._get("/v1/dead", self.dead_letters.list, OPERATOR, query=http_operations.DeadQuery)
+        yield self._post("/v1/dead/replay", self.dead_letters.replay, http_operations.DeadReplay, OPERATOR)
+        for path, show, pause, resume in (
+            ("/v1/queues/{queue}", self.queues.show, self.queues.pause, self.queues.resume),
+            ("/v1/tenant", self.queues.show_tenant, self.queues.pause_tenant, self.queues.resume_tenant),
+        ):
+            yield self._get(path, show, OPERATOR)
+            yield self._post(f"{path}/pause", pause, http.NoBody, OPERATOR)
+            yield self._post(f"{path}/resume", resume, http.NoBody, OPERATOR)
+
+    def _get(
+        self, path: str, handler: Handler[Any], roles: Collection[Role], query: type[http.Request] = http.NoBody
+    ) -> Route:
+        return self._route("GET", path, handler, query, roles)
 
     def _post(
         self, path: str, handler: Handler[Any], body: type[http.Request], roles: Collection[Role], limit: int = RUN_BODY
@@ -151,6 +187,7 @@ class Api:
             authenticator=self.authenticator,
             metrics=self.metrics,
             body_limit=limit,
+            from_query=method in ("GET", "DELETE") and body is not http.NoBody,
         )
         return Route(path, endpoint, methods=[method])
 

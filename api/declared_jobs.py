@@ -9,6 +9,7 @@ from api.jobs import job_view
 from ledger.connection import Pool, session
 from ledger.declarations import DeclaredJob, read_declared_jobs
 from schemas.http_declarations import DeclaredJobView, DeclaredPage, DeclaredQuery
+from schemas.zones import TZDATA_VERSION
 
 
 class DeclaredJobs:
@@ -25,7 +26,7 @@ class DeclaredJobs:
             )
         page = found[: query.limit]
         after = page[-1].job.job_id if len(found) > len(page) else None
-        return DeclaredPage(jobs=[_view(declared) for declared in page], next=after)
+        return DeclaredPage(jobs=[_view(declared) for declared in page], tzdata=TZDATA_VERSION, next=after)
 
 
 def _view(declared: DeclaredJob) -> DeclaredJobView:

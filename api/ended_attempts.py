@@ -85,7 +85,7 @@ class EndedAttempts:
             else:
                 end = _grave(row) or await self._end_in_history(identity, ask, row, until)
         outcome = _OUTCOMES.get(end.event)
-        # A cancelled run's reason is its job's deletion, whoever gave the run back.
+        # A cancelled run's reason is why it was cancelled, whoever gave the run back.
         reason = end.reason if outcome != "cancelled" else ask.reason
         if outcome is None or (end.lease_token, reason) != (ask.lease_token, ask.reason):
             raise lease_lost("the attempt ended otherwise" if row is None else _why(row, ask.lease_token))

@@ -6,10 +6,12 @@ Handlers get a `Call` and return a struct (200), or a `Reply` for another status
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qsl
 from uuid import UUID
 
 import msgspec
@@ -17,15 +19,17 @@ from msgspec import Struct
 from prometheus_client import Counter
 from starlette.types import Receive, Scope, Send
 
-from api.auth import Authenticator, require_role
+from api.auth import Authenticator, require_queue, require_role
 from api.metrics import ApiMetrics
-from api.problems import Headers, Problem, not_found, problem_of
+from api.problems import Headers, Problem, invalid, not_found, problem_of
 from ledger.tokens import Identity, Role
 from schemas.http import NoBody, Request, encode
 
 log = logging.getLogger(__name__)
 
 B = TypeVar("B", bound=Request)
+
+QUEUE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")  # schemas.commands.Name
 
 KIB = 1024
 SMALL_BODY = 16 * KIB
@@ -55,6 +59,14 @@ class Call(Generic[B]):
             raise not_found(what)
         return parsed
 
+    def queue(self) -> str:
+        """The {queue} of the path. Raises Problem 422, or 403 when the token may not use it."""
+        name = self.path["queue"]
+        if not QUEUE_NAME.fullmatch(name):
+            raise invalid("queue", "a queue's name has 1 to 100 letters, digits and _ . : -")
+        require_queue(self.identity, name)
+        return name
+
 
 @dataclass(slots=True)
 class Reply:
@@ -69,7 +81,7 @@ Handler = Callable[[Call[B]], Awaitable[Struct | Reply]]
 
 
 class Endpoint(Generic[B]):
-    """An ASGI application for one route and method."""
+    """An ASGI application for one route and method. from_query: the body's fields come in the query string."""
 
     def __init__(
         self,
@@ -81,10 +93,13 @@ class Endpoint(Generic[B]):
         authenticator: Authenticator,
         metrics: ApiMetrics,
         body_limit: int = RUN_BODY,
+        from_query: bool = False,
     ) -> None:
         self.__name__ = name
         self._handler = handler
+        self._kind = body
         self._decode = msgspec.json.Decoder(body).decode
+        self._from_query = from_query
         self._empty = b"{}" if body is NoBody or not msgspec.structs.fields(body)[0].required else None
         self._roles = frozenset(roles)
         self._authenticator = authenticator
@@ -117,8 +132,18 @@ class Endpoint(Generic[B]):
         wire = await read_body(receive, headers, self._body_limit)
         if not wire and self._empty is not None:
             wire = self._empty
-        body = self._decode(wire)
+        body = read_query(scope["query_string"], self._kind) if self._from_query else self._decode(wire)
         return await self._handler(Call(identity, body, scope["path_params"], headers, receive))
+
+
+def read_query(query: bytes, kind: type[B]) -> B:
+    """A query string's parameters as a `kind`. Raises Problem 422, or ValidationError as for a body."""
+    fields: dict[str, Any] = {}
+    for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True, errors="replace"):
+        if name in fields:
+            raise invalid(name, f"{name} is there twice")
+        fields[name] = value
+    return msgspec.convert(fields, kind, strict=False)
 
 
 async def read_body(receive: Receive, headers: dict[bytes, bytes], limit: int) -> bytes:

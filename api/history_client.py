@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import httpx
@@ -15,6 +15,9 @@ from schemas.errors import TryAgain
 # A query may take 10 s and wait 2 s for its turn; a look at one run must not hold up its caller.
 QUERY_TIMEOUT_S = 15.0
 RUN_TIMEOUT_S = 1.0
+EXPLANATION_TIMEOUT_S = 5.0
+
+T = TypeVar("T")
 
 
 class HistoryAway(TryAgain):
@@ -38,6 +41,80 @@ class KnownRun(Struct, rename="camel", kw_only=True):
     worker_id: str | None = None
     reason: str | None = None
     result: Raw | UnsetType = UNSET
+
+
+class KnownEvent(Struct, rename="camel", kw_only=True):
+    """An event of a run. The history keeps each once, in the order of its version."""
+
+    type: str
+    at: datetime
+    version: int
+    tenant: str
+    job_id: UUID
+    queue: str
+    due_at: datetime | None = None
+    attempt: int | None = None
+    worker_id: str | None = None
+    reason: str | None = None
+    scheduled_for: datetime | None = None
+
+
+class KnownLease(Struct, rename="camel"):
+    """A time in which a run was leased. until: None while it lasts, as far as is known."""
+
+    run_id: UUID
+    since: datetime
+    until: datetime | None = None
+
+
+class KnownJobEvent(Struct):
+    """An event of a job itself; definition: as of then."""
+
+    type: str
+    at: datetime
+    version: int
+    definition: str | None = None
+
+
+class KnownRange(Struct):
+    """Occurrences from the first to the last that made no run, decided at once."""
+
+    at: datetime
+    version: int
+    first: datetime
+    last: datetime
+    count: int | None = None
+    reason: str | None = None
+
+
+class OccurrenceRun(Struct, rename="camel"):
+    run_id: UUID
+    state: str
+    reason: str | None = None
+
+
+class KnownOccurrence(Struct, rename="camel"):
+    """What bears on a job's occurrence at some instant. version: the job's latest known."""
+
+    runs: list[OccurrenceRun]
+    ranges: list[KnownRange]
+    job_events: list[KnownJobEvent]
+    version: int
+
+
+class _Events(Struct):
+    events: list[KnownEvent]
+
+
+class _Leases(Struct):
+    leases: list[KnownLease]
+
+
+class HistoryHealth(Struct):
+    """kafka: whether its topic was ever reached. lag: how many records each partition is behind."""
+
+    kafka: bool
+    lag: dict[str, int]
 
 
 class QueryReply(Struct):
@@ -64,6 +141,23 @@ class HistoryClient:
             raise HistoryAway(f"the history answered {response.status_code}")
         return msgspec.json.decode(response.content, type=KnownRun)
 
+    async def run_events(self, run_id: UUID) -> list[KnownEvent]:
+        """All events of a run that the history knows, by version. Raises HistoryAway."""
+        return (await self._get(f"/runs/{run_id}/events", _Events)).events
+
+    async def job_leases(self, job_id: UUID, since: datetime, until: datetime) -> list[KnownLease]:
+        """When runs of a job were leased in a time. Raises HistoryAway."""
+        asked = {"since": since.isoformat(), "until": until.isoformat()}
+        return (await self._get(f"/jobs/{job_id}/leases", _Leases, asked)).leases
+
+    async def occurrence(self, job_id: UUID, at: datetime) -> KnownOccurrence:
+        """What bears on a job's occurrence. Raises HistoryAway."""
+        return await self._get(f"/jobs/{job_id}/occurrence", KnownOccurrence, {"at": at.isoformat()})
+
+    async def health(self, timeout_s: float) -> HistoryHealth:
+        """Raises HistoryAway."""
+        return await self._get("/healthz", HistoryHealth, timeout_s=timeout_s)
+
     async def query(self, tenant: str, sql: str, limit: int) -> QueryReply:
         """The history's own answer to a query, confined to the tenant. Raises HistoryAway."""
         body = {"tenant": tenant, "sql": sql, "limit": limit}
@@ -84,6 +178,14 @@ class HistoryClient:
     async def close(self) -> None:
         if self._http is not None:
             await self._http.aclose()
+
+    async def _get(
+        self, path: str, kind: type[T], asked: dict[str, str] | None = None, timeout_s: float = EXPLANATION_TIMEOUT_S
+    ) -> T:
+        response = await self._call("GET", path, timeout_s, params=asked)
+        if response.status_code != 200:
+            raise HistoryAway(f"the history answered {response.status_code}")
+        return msgspec.json.decode(response.content, type=kind)
 
     async def _call(self, method: str, path: str, timeout_s: float, **options: Any) -> httpx.Response:
         if self._http is None:

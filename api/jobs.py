@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from api.auth import require_queue
-from api.command_outcomes import CommandOutcomes
-from api.command_producer import CommandProducer
+from api.command_calls import KEY_HEADER, CommandCalls, command_head, command_id_of, idempotency_key
 from api.endpoints import Call, Reply
 from api.problems import Problem, invalid, invalid_schedule, not_found
-from ledger.commands import APPLIED, UNCHANGED, Outcome
 from ledger.connection import Pool, session
 from ledger.jobs import Job, read_jobs
 from ledger.tokens import Identity
@@ -34,50 +32,47 @@ from schemas.commands import (
     PauseJob,
     ResumeJob,
     TriggerJob,
+    UpdateJob,
 )
-from schemas.errors import InvalidSchedule, JobConflict, JobUnknown
+from schemas.errors import InvalidSchedule
 from schemas.ids import idempotent_id, new_id
-from schemas.schedule import first_fire, parse_schedule, to_json
+from schemas.schedule import Recurring, first_fire, next_fire, parse_schedule, to_json
 
-APPLIED_WITHIN_S = 2.0
-KEY_MAX_CHARS = 200
-KEY_HEADER = "Idempotency-Key"
-
-C = TypeVar("C", bound=Command)
+_SPEC_FIELDS = frozenset(JobSpec.__struct_fields__)
 
 
 class Jobs:
-    """applied_within_s: how long a caller waits to see the effect before the answer is 202."""
-
-    def __init__(
-        self,
-        pool: Pool,
-        producer: CommandProducer,
-        outcomes: CommandOutcomes,
-        *,
-        applied_within_s: float = APPLIED_WITHIN_S,
-    ) -> None:
+    def __init__(self, pool: Pool, commands: CommandCalls) -> None:
         self._pool = pool
-        self._producer = producer
-        self._outcomes = outcomes
-        self._applied_within_s = applied_within_s
+        self._commands = commands
 
     async def create(self, call: Call[http.NewJob]) -> Reply:
         """POST /v1/jobs."""
-        identity, key, issued_at = call.identity, _idempotency_key(call), datetime.now(UTC)
+        identity, key, issued_at = call.identity, idempotency_key(call), datetime.now(UTC)
         require_queue(identity, call.body.queue)
         job_id = idempotent_id(identity.tenant, key) if key else new_id()
         spec = job_spec(call.body, job_id, issued_at)
         if key and (job := await self._find(identity, job_id)):
             return _created(_same_job(job, spec))
-        command_id = _command_id(identity, key, "create", job_id)
+        command_id = command_id_of(identity, key, "create", job_id)
         command = CreateJob(
             command_id=command_id, tenant=identity.tenant, job_id=job_id, issued_at=issued_at, spec=spec
         )
-        if await self._apply(command) is None:
-            return _accepted(command)
+        if await self._commands.apply(command) is None:
+            return accepted(command)
         job = await self._find(identity, job_id)
-        return _created(_same_job(job, spec)) if job else _accepted(command)
+        return _created(_same_job(job, spec)) if job else accepted(command)
+
+    async def update(self, call: Call[http.JobUpdate]) -> Reply:
+        """PUT /v1/jobs/{id}: the whole definition; what is left out gets its default again."""
+        job = await self.known(call, alive=True)
+        require_queue(call.identity, call.body.queue)
+        head, effective_from = command_head(call, "update", job.job_id), call.body.effective_from
+        spec = job_spec(call.body, job.job_id, head["issued_at"], edited=(job, effective_from))
+        command = UpdateJob(**head, spec=spec, effective_from=effective_from, if_version=call.body.if_version)
+        starts = effective_from and effective_from.astimezone(UTC)
+        await self._commands.check_key(call, command.command_id, [*_comparable(spec), starts])
+        return await self._changed(call, job, command)
 
     async def pause(self, call: Call[http.NoBody]) -> Reply:
         return await self._change(call, "pause", PauseJob)
@@ -85,59 +80,41 @@ class Jobs:
     async def resume(self, call: Call[http.NoBody]) -> Reply:
         return await self._change(call, "resume", ResumeJob)
 
-    async def delete(self, call: Call[http.NoBody]) -> Reply:
-        return await self._change(call, "delete", DeleteJob)
+    async def delete(self, call: Call[http.JobDeletion]) -> Reply:
+        job = await self.known(call)
+        command = DeleteJob(**command_head(call, "delete", job.job_id), if_version=call.body.if_version)
+        return await self._changed(call, job, command)
 
     async def trigger(self, call: Call[http.Trigger]) -> Reply:
         """POST /v1/jobs/{id}/trigger."""
-        job = await self._known(call)
-        if job.state == "deleted":
-            raise not_found("job")
+        job = await self.known(call, alive=True)
         payload = None if call.body.payload is UNSET else payload_text(call.body.payload)
-        command = TriggerJob(**self._head(call, "trigger", job), payload=payload)
-        outcome = await self._apply(command)
+        command = TriggerJob(**command_head(call, "trigger", job.job_id), payload=payload)
+        await self._commands.check_key(call, command.command_id, json_value(payload))
+        outcome = await self._commands.apply(command)
         if outcome is None or outcome.detail is None:
-            return _accepted(command)
+            return accepted(command)
         return Reply(http.JobTriggered(job.job_id, UUID(outcome.detail)))
 
     async def show(self, call: Call[http.NoBody]) -> Struct:
         """GET /v1/jobs/{id}."""
-        return job_view(await self._known(call))
+        return job_view(await self.known(call))
 
     async def _change(self, call: Call[http.NoBody], verb: str, kind: Callable[..., Command]) -> Reply:
-        """Pause, resume or delete, and tell the job's state after it."""
-        job = await self._known(call)
-        command = kind(**self._head(call, verb, job))
-        if await self._apply(command) is None:
-            return _accepted(command)
+        """Pause or resume, and tell the job's state after it."""
+        job = await self.known(call)
+        return await self._changed(call, job, kind(**command_head(call, verb, job.job_id)))
+
+    async def _changed(self, call: Call[Any], job: Job, command: Command) -> Reply:
+        if await self._commands.apply(command) is None:
+            return accepted(command)
         job = await self._find(call.identity, job.job_id) or job
         return Reply(http.JobChanged(job.job_id, job.state, job.next_fire_at))
 
-    def _head(self, call: Call[Any], verb: str, job: Job) -> dict[str, Any]:
-        """The fields that every command has."""
-        command_id = _command_id(call.identity, _idempotency_key(call), verb, job.job_id)
-        return {
-            "command_id": command_id,
-            "tenant": job.tenant,
-            "job_id": job.job_id,
-            "issued_at": datetime.now(UTC),
-        }
-
-    async def _apply(self, command: Command) -> Outcome | None:
-        """Send the command; its outcome, or None when that is not to be seen in time.
-
-        Raises KafkaUnavailable, or what the owner rejected the command for.
-        """
-        await self._producer.send(command)
-        outcome = await self._outcomes.wait_for(command.command_id, self._applied_within_s)
-        if outcome is not None and outcome.outcome not in (APPLIED, UNCHANGED):
-            raise _rejection(outcome)
-        return outcome
-
-    async def _known(self, call: Call[Any]) -> Job:
-        """The job of the path. Raises Problem 404, or 403 for another queue's."""
+    async def known(self, call: Call[Any], *, alive: bool = False) -> Job:
+        """The job of the path. alive: not a deleted one. Raises Problem 404, or 403 for another queue's."""
         job = await self._find(call.identity, call.id("job"))
-        if job is None:
+        if job is None or (alive and job.state == "deleted"):
             raise not_found("job")
         require_queue(call.identity, job.queue)
         return job
@@ -148,16 +125,24 @@ class Jobs:
         return job if job and job.tenant == identity.tenant else None
 
 
-def job_spec(body: http.NewJob, job_id: UUID, issued_at: datetime) -> JobSpec:
-    """The definition, its schedule in canonical form. Raises Problem 422 or InvalidSchedule."""
+Edited = tuple[Job, datetime | None]  # the job as it was, and from when on the new schedule counts
+
+
+def job_spec(body: http.NewJob, job_id: UUID, issued_at: datetime, *, edited: Edited | None = None) -> JobSpec:
+    """The definition, its schedule in canonical form. edited: of an edit. Raises Problem 422 or InvalidSchedule."""
     try:
         schedule = parse_schedule(body.schedule, job_id=job_id)
-        fires = first_fire(schedule, job_id=job_id, created_at=issued_at) is not None
+        if edited and isinstance(schedule, Recurring):
+            job, effective_from = edited
+            after = max(issued_at, effective_from or issued_at)
+            fires = next_fire(schedule, after, job_id=job_id, created_at=job.created_at) is not None
+        else:
+            fires = first_fire(schedule, job_id=job_id, created_at=issued_at) is not None
     except InvalidSchedule as error:
         raise invalid_schedule(error) from None
     if not fires:
-        raise invalid("schedule", "the schedule never fires; check startAt and endAt")
-    fields = {name: getattr(body, name) for name in body.__struct_fields__}
+        raise invalid("schedule", "the schedule never fires; check startAt, endAt and effectiveFrom")
+    fields = {name: getattr(body, name) for name in _SPEC_FIELDS}
     return JobSpec(**{**fields, "schedule": to_json(schedule), "payload": payload_text(body.payload)})
 
 
@@ -169,15 +154,20 @@ def payload_text(payload: Raw) -> str | None:
     return text
 
 
+def json_value(text: str | None) -> Any:
+    """A payload as a value, equal for texts that mean the same."""
+    return None if text is None else msgspec.json.decode(text)
+
+
 def job_view(job: Job) -> http.JobView:
-    definition = msgspec.json.decode(job.definition)
+    spec = msgspec.json.decode(job.definition, type=JobSpec)
     return http.JobView(
         job_id=job.job_id,
         tenant=job.tenant,
-        name=definition.get("name"),
+        name=spec.name,
         queue=job.queue,
         lane=LANES[job.lane],
-        schedule=definition["schedule"],
+        schedule=spec.schedule,
         payload=http.json_raw(job.payload),
         state=job.state,  # type: ignore[arg-type]  # the table's CHECK has the same three
         version=job.version,
@@ -185,10 +175,15 @@ def job_view(job: Job) -> http.JobView:
         created_at=job.created_at,
         paused_at=job.paused_at,
         max_attempts=job.max_attempts,
-        timeout_seconds=definition.get("timeoutSeconds"),
-        catch_up=definition.get("catchUp", "latest"),
-        overlap=definition.get("overlap", "allow"),
-        start_deadline_seconds=definition.get("startDeadlineSeconds"),
+        timeout_seconds=spec.timeout_seconds,
+        catch_up=spec.catch_up,
+        overlap=spec.overlap,
+        start_deadline_seconds=spec.start_deadline_seconds,
+        retry_backoff=spec.retry_backoff,
+        retry_base_seconds=spec.retry_base_seconds,
+        retry_max_seconds=spec.retry_max_seconds,
+        catch_up_limit=spec.catch_up_limit,
+        declared_as=spec.declared_as,
     )
 
 
@@ -203,41 +198,16 @@ def _same_job(job: Job, spec: JobSpec) -> Job:
 def _comparable(spec: JobSpec) -> tuple[Any, ...]:
     """Equal for definitions that mean the same, however their schedule and payload were written."""
     schedule = to_json(parse_schedule(spec.schedule, job_id=None))
-    payload = None if spec.payload is None else msgspec.json.decode(spec.payload)
     rest = msgspec.structs.asdict(spec) | {"schedule": None, "payload": None}
-    return schedule, payload, rest
-
-
-def _rejection(outcome: Outcome) -> Exception:
-    """What the owner said, as the error it was."""
-    detail = outcome.detail or outcome.outcome
-    if outcome.outcome == JobUnknown.code:
-        return not_found("job")
-    if outcome.outcome == JobConflict.code:
-        return Problem(409, detail, field=KEY_HEADER)
-    return Problem(422, detail, field=outcome.field)
-
-
-def _idempotency_key(call: Call[Any]) -> str | None:
-    key = call.headers.get(KEY_HEADER.lower().encode())
-    if key is None:
-        return None
-    text = key.decode("latin-1")
-    if not 1 <= len(text) <= KEY_MAX_CHARS:
-        raise invalid(KEY_HEADER, f"the key must have 1 to {KEY_MAX_CHARS} characters")
-    return text
-
-
-def _command_id(identity: Identity, key: str | None, verb: str, job_id: UUID) -> UUID:
-    """Without a key a new one. With a key the same for the same verb of the same job, so that it is applied once."""
-    return idempotent_id(identity.tenant, f"{key}\x00{verb} {job_id}") if key else new_id()
+    return schedule, json_value(spec.payload), rest
 
 
 def _created(job: Job) -> Reply:
     return Reply(http.JobCreated(job.job_id, job.next_fire_at), 201, [_location(job.job_id)])
 
 
-def _accepted(command: Command) -> Reply:
+def accepted(command: Command) -> Reply:
+    """202: Kafka has it."""
     return Reply(http.CommandAccepted(command.job_id, command.command_id), 202, [_location(command.job_id)])
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +16,10 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from api.auth import require_queue
 from api.endpoints import Call
 from api.group_commit import GroupCommit, Pending
 from api.metrics import ApiMetrics
-from api.problems import Problem, invalid
+from api.problems import Problem
 from api.ready_index import Queue, ReadyIndex, ReadyRun, Waiter
 from api.ready_poll import ReadyPoll
 from ledger.connection import Pool, session
@@ -42,7 +40,6 @@ from schemas.ids import idempotent_id
 
 log = logging.getLogger(__name__)
 
-QUEUE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")  # schemas.commands.Name
 # A call that will not wait is answered by a look into the ledger, or at once when that was done just before: a queue
 # without hints would seem empty for ever. This bounds how long such a look may hold it up.
 LOOK_S = 1.0
@@ -92,10 +89,7 @@ class Leases:
 
     async def lease(self, call: Call[http.LeaseRequest]) -> http.Leased:
         """POST /v1/queues/{queue}/lease."""
-        name = call.path["queue"]
-        if not QUEUE_NAME.fullmatch(name):
-            raise invalid("queue", "a queue's name has 1 to 100 letters, digits and _ . : -")
-        require_queue(call.identity, name)
+        name = call.queue()
         queue, body = (call.identity.tenant, name), call.body
         until = time.monotonic() + body.wait_seconds
         remember_as = body.request_id and idempotent_id(queue[0], f"lease {name} {body.request_id}")
@@ -198,7 +192,7 @@ class Leases:
             await self._undo(asked.queue, popped, pending)
             raise HungUp
         leased = await self._settle(asked.queue, popped, pending)
-        self._count(popped, leased, body.visibility_seconds)
+        self._count(popped, leased)
         if not leased:
             self._poll.doubt(asked.queue)
         return leased
@@ -249,11 +243,11 @@ class Leases:
                     await remember_leases(conn, claim.remember_as, own)
         return leased
 
-    def _count(self, popped: Sequence[ReadyRun], leased: Sequence[LeasedRun], visibility_s: float) -> None:
+    def _count(self, popped: Sequence[ReadyRun], leased: Sequence[LeasedRun]) -> None:
         self._metrics.wasted_claims.inc(len(popped) - len(leased))
         if not leased:
             return
-        leased_at = leased[0].lease_expires_at - timedelta(seconds=visibility_s)
+        leased_at = leased[0].lease_expires_at - timedelta(seconds=leased[0].lease_s)
         for run in leased:
             self._metrics.lateness_ms.observe((leased_at - run.due_at).total_seconds() * 1000)
         run_ids = {run.run_id for run in leased}
@@ -269,6 +263,7 @@ def _answer(run: LeasedRun, queue: str) -> http.LeasedRun:
         run.attempt,
         run.lease_token,
         run.lease_expires_at,
+        run.lease_s,
         run.scheduled_for,
         run.due_at,
         queue,

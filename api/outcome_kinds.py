@@ -1,4 +1,4 @@
-"""The four things a worker tells of its leases: what each asks of the ledger, and how its answer reads."""
+"""The five things a worker tells of its leases: what each asks of the ledger, and how its answer reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from api.ended_attempts import EndedAttempts
 from api.problems import invalid
 from ledger.completions import Completion, Ended, Failure, complete_runs, fail_runs
 from ledger.connection import Connection
-from ledger.leases import Beat, ExtendedLease, HeldLease, extend_leases, release_runs
+from ledger.leases import (
+    Beat,
+    ExtendedLease,
+    HeldLease,
+    Snooze,
+    Snoozed,
+    extend_leases,
+    release_runs,
+    snooze_runs,
+)
 from ledger.tokens import Identity
 from schemas import http
 
@@ -72,7 +81,8 @@ class Heartbeat:
     name = "heartbeat"
 
     def ask(self, run_id: UUID, body: http.Beat, caller: Caller) -> Beat:
-        return Beat(run_id, body.lease_token, body.visibility_seconds, *caller)
+        progress = None if body.progress is None else _storable(body.progress)
+        return Beat(run_id, body.lease_token, body.visibility_seconds, *caller, progress)
 
     async def write(self, conn: Connection, asks: Sequence[Beat]) -> dict[UUID, ExtendedLease]:
         return {lease.run_id: lease for lease in await extend_leases(conn, asks)}
@@ -81,10 +91,16 @@ class Heartbeat:
         raise await ends.why_lost(identity, ask.run_id, ask.lease_token)
 
     def single(self, came: ExtendedLease) -> Struct:
-        return http.Extended(came.lease_expires_at, came.cancel)
+        return http.Extended(came.lease_expires_at, came.lease_s, came.cancel)
 
     def item(self, run_id: UUID, came: ExtendedLease) -> http.RunAnswer:
-        return http.RunAnswer(run_id=run_id, status=200, lease_expires_at=came.lease_expires_at, cancel=came.cancel)
+        return http.RunAnswer(
+            run_id=run_id,
+            status=200,
+            lease_expires_at=came.lease_expires_at,
+            lease_seconds=came.lease_s,
+            cancel=came.cancel,
+        )
 
 
 class Complete:
@@ -110,7 +126,7 @@ class Fail:
     name = "fail"
 
     def ask(self, run_id: UUID, body: http.Fail, caller: Caller) -> Failure:
-        reason = body.error.replace("\x00", "\ufffd")  # Postgres keeps no NUL
+        reason = _storable(body.error)
         return Failure(run_id, body.lease_token, reason, body.permanent, body.retry_after_seconds, *caller)
 
     async def write(self, conn: Connection, asks: Sequence[Failure]) -> dict[UUID, Ended]:
@@ -143,6 +159,36 @@ class Release:
 
     def item(self, run_id: UUID, _: UUID) -> http.RunAnswer:
         return http.RunAnswer(run_id=run_id, status=200)
+
+
+class Snoozing:
+    name = "snooze"
+
+    def ask(self, run_id: UUID, body: http.Snooze, caller: Caller) -> Snooze:
+        return Snooze(run_id, body.lease_token, body.delay_seconds, *caller)
+
+    async def write(self, conn: Connection, asks: Sequence[Snooze]) -> dict[UUID, Snoozed]:
+        return {snoozed.run_id: snoozed for snoozed in await snooze_runs(conn, asks)}
+
+    async def explain_miss(self, ends: EndedAttempts, identity: Identity, ask: Snooze, _: float) -> Snoozed:
+        raise await ends.why_lost(identity, ask.run_id, ask.lease_token)
+
+    def single(self, came: Snoozed) -> Struct:
+        return http.Snoozed(_snoozed_as(came), came.due_at)
+
+    def item(self, run_id: UUID, came: Snoozed) -> http.RunAnswer:
+        return http.RunAnswer(run_id=run_id, status=200, outcome=_snoozed_as(came), due_at=came.due_at)
+
+
+_SNOOZED_AS: dict[str, http.SnoozedAs] = {"released": "snoozed", "held": "held", "cancelled": "cancelled"}
+
+
+def _snoozed_as(came: Snoozed) -> http.SnoozedAs:
+    return _SNOOZED_AS[came.outcome]
+
+
+def _storable(text: str) -> str:
+    return text.replace("\x00", "\ufffd")  # Postgres keeps no NUL
 
 
 def result_text(result: Raw) -> str | None:

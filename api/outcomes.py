@@ -1,4 +1,4 @@
-"""The endpoints of outcomes: heartbeat, complete, fail and release, each for a single run and for a batch.
+"""The endpoints of outcomes: heartbeat, complete, fail, release and snooze, each for a single run and for a batch.
 
 All of one kind that arrive together are written in one transaction. The hot path touches the ledger once; a run whose
 lease is not there takes the miss path of ended_attempts.

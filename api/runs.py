@@ -13,11 +13,15 @@ from api.problems import not_found
 from ledger.completions import AttemptEnd, what_ended
 from ledger.connection import Pool, session
 from ledger.runs import RunState, read_run
+from ledger.tokens import Identity
 from schemas import http
 from schemas.commands import LANES
 
 # A skipped occurrence was cancelled before anybody could lease it; its reason says why.
 _ENDED = {"completed": "completed", "dead": "dead", "cancelled": "cancelled", "skipped": "cancelled"}
+
+
+FoundRun = RunState | AttemptEnd | KnownRun
 
 
 class Runs:
@@ -26,19 +30,23 @@ class Runs:
         self._history = history
 
     async def show(self, call: Call[http.NoBody]) -> http.RunView:
-        """Raises Problem 404, or HistoryAway for a run that only the history can know."""
+        """GET /v1/runs/{id}."""
         run_id = call.id("run")
+        return run_view(run_id, await self.find(call.identity, run_id))
+
+    async def find(self, identity: Identity, run_id: UUID) -> FoundRun:
+        """A run wherever it is. Raises Problem 404 or 403, or HistoryAway for one that only the history can know."""
         async with session(self._pool) as conn:
             row = await read_run(conn, run_id)
             end = None if row else await what_ended(conn, run_id)
         found = row or end or await self._history.run(run_id)
-        if found is None or found.tenant != call.identity.tenant:
+        if found is None or found.tenant != identity.tenant:
             raise not_found("run")
-        require_queue(call.identity, found.queue)
-        return run_view(run_id, found)
+        require_queue(identity, found.queue)
+        return found
 
 
-def run_view(run_id: UUID, found: RunState | AttemptEnd | KnownRun) -> http.RunView:
+def run_view(run_id: UUID, found: FoundRun) -> http.RunView:
     """The answer from wherever the run was found; what that place does not know stays away."""
     match found:
         case RunState():
@@ -61,6 +69,10 @@ def live_view(row: RunState) -> http.RunView:
         due_at=row.due_at,
         lease_expires_at=row.lease_expires_at,
         worker_id=row.worker_id,
+        start_by=row.start_by,
+        attempt_ends_at=row.attempt_ends_at,
+        progress=row.progress,
+        cancel_requested=row.cancel_reason is not None,
         reason=row.reason,
     )
 

@@ -13,16 +13,19 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from schemas.commands import CatchUp, Lane, Name, Overlap, PositiveSeconds
+from schemas.commands import CatchUp, DeclaredAs, Instant, Lane, Name, Overlap, PositiveSeconds, RetryBackoff
+from schemas.commands import RetrySeconds as BackoffSeconds
 
 RESULT_MAX_BYTES = 64 * 1024
 RUNS_A_CALL = 1_000
 ABSENT = Raw(b"null")
 
+JobVersion = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 LeaseToken = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 VisibilitySeconds = Annotated[float, Meta(ge=1, le=3600)]
 WorkerId = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+\Z")]
 ErrorText = Annotated[str, Meta(max_length=4_000)]
+Progress = Annotated[str, Meta(max_length=1_000)]
 RetrySeconds = Annotated[float, Meta(ge=0, le=366 * 86_400)]
 
 
@@ -54,6 +57,27 @@ class NewJob(Request):
     catch_up: CatchUp = "latest"
     overlap: Overlap = "allow"
     start_deadline_seconds: PositiveSeconds | None = None
+    retry_backoff: RetryBackoff = "exponential"
+    retry_base_seconds: BackoffSeconds = 1.0
+    retry_max_seconds: BackoffSeconds = 600.0
+    catch_up_limit: Annotated[int, Meta(ge=1, le=100_000)] = 1_000
+    declared_as: DeclaredAs | None = None
+
+
+class JobUpdate(NewJob):
+    """PUT /v1/jobs/{id}: the whole definition. effective_from: the new schedule fires only after it.
+
+    if_version: refuse it (409) when the job is at another version by then.
+    """
+
+    effective_from: Instant | None = None
+    if_version: JobVersion | None = None
+
+
+class JobDeletion(Request):
+    """DELETE /v1/jobs/{id}, in its query string. if_version: as of JobUpdate."""
+
+    if_version: JobVersion | None = None
 
 
 class Trigger(Request):
@@ -105,10 +129,19 @@ class JobView(Answer, kw_only=True):
     catch_up: str
     overlap: str
     start_deadline_seconds: float | None
+    retry_backoff: str
+    retry_base_seconds: float
+    retry_max_seconds: float
+    catch_up_limit: int
+    declared_as: str | None
 
 
 class RunView(Answer, kw_only=True, omit_defaults=True):
-    """GET /v1/runs/{id}. state unknown: it has left the ledger, and the history does not tell its end yet."""
+    """GET /v1/runs/{id}. state unknown: it has left the ledger, and the history does not tell its end yet.
+
+    start_by: the last instant at which it may start. progress: the running attempt's last note. cancel_requested: its
+    worker is told to stop.
+    """
 
     run_id: UUID
     job_id: UUID
@@ -121,6 +154,10 @@ class RunView(Answer, kw_only=True, omit_defaults=True):
     due_at: datetime | None = None
     lease_expires_at: datetime | None = None
     worker_id: str | None = None
+    start_by: datetime | None = None
+    attempt_ends_at: datetime | None = None
+    progress: str | None = None
+    cancel_requested: bool = False
     reason: str | None = None
     result: Raw | UnsetType = UNSET
 
@@ -168,11 +205,14 @@ class LeaseRequest(Request):
 
 
 class LeasedRun(Answer):
+    """lease_seconds: how long the lease lasts from the answer on; less than was asked for near an attempt's end."""
+
     run_id: UUID
     job_id: UUID
     attempt: int
     lease_token: int
     lease_expires_at: datetime
+    lease_seconds: float
     scheduled_for: datetime
     due_at: datetime
     queue: str
@@ -187,8 +227,11 @@ class Leased(Answer):
 
 
 class Beat(Request):
+    """progress: a note on how far the attempt is, shown with the run."""
+
     lease_token: LeaseToken
     visibility_seconds: VisibilitySeconds = 30.0
+    progress: Progress | None = None
 
 
 class Complete(Request):
@@ -207,6 +250,13 @@ class Release(Request):
     lease_token: LeaseToken
 
 
+class Snooze(Request):
+    """Give the run back until later; the attempt is not charged."""
+
+    lease_token: LeaseToken
+    delay_seconds: RetrySeconds
+
+
 class RunBeat(Beat, kw_only=True):
     run_id: UUID
 
@@ -220,6 +270,10 @@ class RunFail(Fail, kw_only=True):
 
 
 class RunRelease(Release, kw_only=True):
+    run_id: UUID
+
+
+class RunSnooze(Snooze, kw_only=True):
     run_id: UUID
 
 
@@ -239,23 +293,37 @@ class ReleaseBatch(Request):
     runs: Annotated[list[RunRelease], Meta(max_length=RUNS_A_CALL)]
 
 
+class SnoozeBatch(Request):
+    runs: Annotated[list[RunSnooze], Meta(max_length=RUNS_A_CALL)]
+
+
 class Done(Answer):
     """{}: nothing to say."""
 
 
 class Extended(Answer):
-    """cancel: stop the handler, the run is not wanted any more."""
+    """cancel: stop the handler, the run is not wanted any more; the lease is not extended then.
+
+    lease_seconds: how long the lease lasts from the answer on.
+    """
 
     lease_expires_at: datetime
+    lease_seconds: float
     cancel: bool
 
 
-# held: to be retried once its paused job is resumed. cancelled: not retried, as its job was deleted.
+# held: to be retried once its paused job is resumed. cancelled: that was asked for, or its job was deleted.
 FailedAs = Literal["retried", "dead", "held", "cancelled"]
+SnoozedAs = Literal["snoozed", "held", "cancelled"]
 
 
 class Failed(Answer, omit_defaults=True):
     outcome: FailedAs
+    due_at: datetime | None = None
+
+
+class Snoozed(Answer, omit_defaults=True):
+    outcome: SnoozedAs
     due_at: datetime | None = None
 
 
@@ -269,8 +337,9 @@ class RunAnswer(Answer, omit_defaults=True, kw_only=True):
     status: int
     detail: str | None = None
     lease_expires_at: datetime | None = None
+    lease_seconds: float | None = None
     cancel: bool | UnsetType = UNSET
-    outcome: FailedAs | None = None
+    outcome: FailedAs | SnoozedAs | None = None
     due_at: datetime | None = None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from uuid import uuid4
 
 import psycopg
@@ -54,6 +55,36 @@ async def ledger_pool(ledger_dsn: str) -> AsyncIterator[Pool]:
         async with session(pool):
             pass  # the first connection is there before the test starts
         yield pool
+
+
+@contextmanager
+def shared_ledger(server: str, template: str, name: str) -> Iterator[str]:
+    """A ledger for many tests, initialised with 16 partitions: making one takes longer than most tests do.
+
+    Whoever uses it empties it before each test, see `empty_ledger`.
+    """
+    dsn = make_conninfo(server, dbname=name)
+    _execute(server, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY wal_log")
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("INSERT INTO settings VALUES ('partitions', %s)", (str(PARTITIONS),))
+        conn.execute("INSERT INTO partitions (partition) SELECT generate_series(0, %s - 1)", (PARTITIONS,))
+    yield dsn
+    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+_LASTING = ("settings", "partitions", "schema_migrations")
+
+
+def empty_ledger(dsn: str) -> None:
+    """As it was after its initialisation, but for the epochs, which only grow."""
+    with psycopg.connect(dsn) as conn:
+        tables = conn.execute(
+            "SELECT tablename::text FROM pg_tables WHERE schemaname = 'public' AND tablename <> ALL (%s)",
+            (list(_LASTING),),
+        ).fetchall()
+        for (table,) in tables:
+            conn.execute(f"DELETE FROM {table}")  # names of ours, no input; TRUNCATE would be slower
+        conn.execute("UPDATE partitions SET owner = NULL, consumed_offset = 0, decided_through = now()")
 
 
 def _execute(dsn: str, statement: str) -> None:

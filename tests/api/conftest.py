@@ -1,8 +1,11 @@
-"""An API on a ledger and topics of its own, and what stands in for the owners beside it."""
+"""An API on a ledger and topics, and what stands in for the owners beside it.
+
+The tests of this folder share one database, emptied before each of them, and topics.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -17,7 +20,7 @@ from ledger.tokens import Role, create_token
 from schemas.codec import Codec
 from streams.topics import Topics, create_topics
 from tests.api.owner import Owner
-from tests.ledger_fixtures import PARTITIONS
+from tests.ledger_fixtures import PARTITIONS, empty_ledger, shared_ledger
 
 TENANT = "acme"
 
@@ -28,6 +31,19 @@ def topics(kafka_broker: KafkaBroker) -> Topics:
     topics = Topics(f"api-{uuid4().hex[:8]}")
     create_topics(kafka_broker.bootstrap, topics, PARTITIONS)
     return topics
+
+
+@pytest.fixture(scope="session")
+def shared_ledger_dsn(postgres_server: str, ledger_template: str) -> Iterator[str]:
+    with shared_ledger(postgres_server, ledger_template, "ledger_of_api_tests") as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def ledger_dsn(shared_ledger_dsn: str) -> str:
+    """In place of the database of its own that a test elsewhere has."""
+    empty_ledger(shared_ledger_dsn)
+    return shared_ledger_dsn
 
 
 @pytest.fixture
@@ -63,6 +79,10 @@ class Caller(NamedTuple):
 
     async def delete(self, path: str) -> httpx.Response:
         return await self.http.delete(path)
+
+    async def put(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.http.put(path, json=body, headers=named)
 
     async def lease(self, queue: str = "mail", **fields: Any) -> list[dict[str, Any]]:
         """The runs of a successful lease call."""

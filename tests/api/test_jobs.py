@@ -208,7 +208,7 @@ async def test_the_same_key_on_another_job_is_another_command(producer: Caller) 
 async def test_what_nobody_applies_in_time_is_accepted_with_its_command_id(
     producer: Caller, api: Api, ledger_pool: Pool
 ) -> None:
-    api.jobs._applied_within_s = 0.1
+    api.commands.applied_within_s = 0.1
     response = await producer.post("/v1/jobs", HOURLY)
     assert response.status_code == 202
     answer = response.json()

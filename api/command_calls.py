@@ -1,0 +1,122 @@
+"""Commands of HTTP callers: named by an idempotency key or anew, sent by Kafka, their effect awaited for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from api.command_outcomes import CommandOutcomes
+from api.command_producer import CommandProducer
+from api.endpoints import Call
+from api.problems import Problem, invalid, not_found
+from ledger.commands import APPLIED, UNCHANGED, Outcome, note_keyed_command, read_outcomes
+from ledger.connection import Pool, session
+from ledger.tokens import Identity
+from schemas.commands import Command
+from schemas.errors import JobConflict, JobUnknown
+from schemas.ids import idempotent_id, new_id
+
+APPLIED_WITHIN_S = 2.0
+KEY_MAX_CHARS = 200
+KEY_HEADER = "Idempotency-Key"
+SENT_TOGETHER = 250
+
+
+class CommandCalls:
+    """applied_within_s: how long a caller waits to see the effect before the answer is 202."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        producer: CommandProducer,
+        outcomes: CommandOutcomes,
+        *,
+        applied_within_s: float = APPLIED_WITHIN_S,
+    ) -> None:
+        self._pool = pool
+        self._producer = producer
+        self._outcomes = outcomes
+        self.applied_within_s = applied_within_s
+
+    async def apply(self, command: Command) -> Outcome | None:
+        """Send the command; its outcome, or None when that is not to be seen in time.
+
+        Raises KafkaUnavailable, or what the owner rejected the command for.
+        """
+        await self._producer.send(command)
+        outcome = await self._outcomes.wait_for(command.command_id, self.applied_within_s)
+        if outcome is not None and outcome.outcome not in (APPLIED, UNCHANGED):
+            raise _rejection(outcome)
+        return outcome
+
+    async def apply_all(self, commands: Sequence[Command]) -> list[Outcome | None]:
+        """Send many commands; their outcomes in the same order, rejections among them. Raises KafkaUnavailable.
+
+        Not all at once: a thousand of them must not hold up the leases of others.
+        """
+        for start in range(0, len(commands), SENT_TOGETHER):
+            await asyncio.gather(*map(self._producer.send, commands[start : start + SENT_TOGETHER]))
+        waits = (self._outcomes.wait_for(command.command_id, self.applied_within_s) for command in commands)
+        return list(await asyncio.gather(*waits))
+
+    async def was_applied(self, command_id: UUID) -> bool:
+        """Whether a command of this id, from an earlier call with the same key, has had its effect."""
+        async with session(self._pool) as conn:
+            outcome = (await read_outcomes(conn, [command_id])).get(command_id)
+        return outcome is not None and outcome.outcome in (APPLIED, UNCHANGED)
+
+    async def check_key(self, call: Call[Any], command_id: UUID, content: Any) -> None:
+        """Raises Problem 409 when the call's key came with another content before.
+
+        content: what the caller asks for, as JSON-like values, equal for bodies that mean the same.
+        """
+        if idempotency_key(call) is None:
+            return
+        digest = hashlib.sha256(msgspec.json.encode(content, order="sorted")).digest()
+        async with session(self._pool) as conn:
+            known = await note_keyed_command(conn, command_id, digest)
+        if not known:
+            raise Problem(409, "the key was used for this with another body", field=KEY_HEADER)
+
+
+def command_head(call: Call[Any], verb: str, job_id: UUID, *, run_id: UUID | None = None) -> dict[str, Any]:
+    """The fields that every command has. run_id: of the run that it is about, when it is about one."""
+    return {
+        "command_id": command_id_of(call.identity, idempotency_key(call), verb, run_id or job_id),
+        "tenant": call.identity.tenant,
+        "job_id": job_id,
+        "issued_at": datetime.now(UTC),
+    }
+
+
+def command_id_of(identity: Identity, key: str | None, verb: str, about: UUID) -> UUID:
+    """Without a key a new one. With a key the same for the same verb of the same job or run, so that it is applied
+    once."""
+    return idempotent_id(identity.tenant, f"{key}\x00{verb} {about}") if key else new_id()
+
+
+def idempotency_key(call: Call[Any]) -> str | None:
+    """Raises Problem 422 for one that cannot be."""
+    key = call.headers.get(KEY_HEADER.lower().encode())
+    if key is None:
+        return None
+    text = key.decode("latin-1")
+    if not 1 <= len(text) <= KEY_MAX_CHARS:
+        raise invalid(KEY_HEADER, f"the key must have 1 to {KEY_MAX_CHARS} characters")
+    return text
+
+
+def _rejection(outcome: Outcome) -> Problem:
+    """What the owner said, as the error it was."""
+    detail = outcome.detail or outcome.outcome
+    if outcome.outcome == JobUnknown.code:
+        return not_found("job")
+    if outcome.outcome == JobConflict.code:
+        return Problem(409, detail, field=outcome.field if outcome.field == "ifVersion" else KEY_HEADER)
+    return Problem(422, detail, field=outcome.field)

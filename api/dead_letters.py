@@ -1,0 +1,116 @@
+"""GET /v1/dead and POST /v1/dead/replay: runs that failed for good, listed and given new attempts at a pace."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from api.auth import require_queue
+from api.command_calls import CommandCalls, command_head
+from api.endpoints import Call, Reply
+from api.problems import invalid
+from ledger.commands import APPLIED
+from ledger.connection import Pool, session
+from ledger.dead_letters import DeadFilter, DeadRun, count_dead, list_dead
+from ledger.tokens import Identity
+from schemas import http_operations as http
+from schemas.commands import LANES, ReplayRun
+
+SAMPLE = 10
+
+Place = tuple[datetime, UUID]
+
+
+class DeadLetters:
+    def __init__(self, pool: Pool, commands: CommandCalls) -> None:
+        self._pool = pool
+        self._commands = commands
+
+    async def list(self, call: Call[http.DeadQuery]) -> http.DeadPage:
+        """GET /v1/dead."""
+        body = call.body
+        which, after = _filter(call.identity, body), _place(body.after)
+        async with session(self._pool) as conn:
+            found = await list_dead(conn, which, limit=body.limit + 1, after=after)
+        page = found[: body.limit]
+        return http.DeadPage(runs=[_view(run) for run in page], next=_cursor(page) if len(found) > len(page) else None)
+
+    async def replay(self, call: Call[http.DeadReplay]) -> Reply:
+        """POST /v1/dead/replay: those that died first. 202 when some were not seen applied in time."""
+        body = call.body
+        which, after = _filter(call.identity, body), _place(body.after)
+        async with session(self._pool) as conn:
+            matched = await count_dead(conn, which)
+            found = await list_dead(conn, which, limit=body.limit + 1, after=after)
+        chosen = found[: body.limit]
+        replayed, status = len(chosen), 200
+        if body.dry_run:
+            replayed = 0
+        else:
+            outcomes = await self._commands.apply_all(list(_commands(call, chosen)))
+            replayed = sum(outcome is None or outcome.outcome == APPLIED for outcome in outcomes)
+            status = 202 if None in outcomes else 200
+        answer = http.DeadReplayed(
+            matched=matched,
+            replayed=replayed,
+            dry_run=body.dry_run,
+            sample=[_view(run) for run in chosen[:SAMPLE]],
+            next=_cursor(chosen) if len(found) > len(chosen) else None,
+        )
+        return Reply(answer, status)
+
+
+def _commands(call: Call[http.DeadReplay], runs: Sequence[DeadRun]) -> Iterator[ReplayRun]:
+    """In the order of death; with a pace each is due that much later than the one before."""
+    body = call.body
+    apart_s = 1 / body.per_second if body.per_second else 0.0
+    first = body.start_at or (datetime.now(UTC) if apart_s else None)
+    for position, run in enumerate(runs):
+        due_at = first and first + timedelta(seconds=position * apart_s)
+        yield ReplayRun(**command_head(call, "replay", run.job_id, run_id=run.run_id), run_id=run.run_id, due_at=due_at)
+
+
+def _filter(identity: Identity, body: http.DeadFilter) -> DeadFilter:
+    """Raises Problem 403 for a queue that the token may not see; without one it sees those that it may."""
+    if body.queue is not None:
+        require_queue(identity, body.queue)
+    queues = identity.queues if body.queue is None else [body.queue]
+    return DeadFilter(identity.tenant, queues, body.job_id, body.since, body.until, body.reason)
+
+
+def _cursor(page: Sequence[DeadRun]) -> str:
+    """The place behind the last run of a page, as text that means nothing to callers."""
+    last = page[-1]
+    return base64.urlsafe_b64encode(f"{last.died_at.astimezone(UTC).isoformat()} {last.run_id}".encode()).decode()
+
+
+def _place(cursor: str | None) -> Place | None:
+    """Raises Problem 422 for one that no page gave."""
+    if cursor is None:
+        return None
+    try:
+        at, _, run_id = base64.b64decode(cursor, altchars=b"-_", validate=True).decode().partition(" ")
+        died_at = datetime.fromisoformat(at)
+        if died_at.tzinfo is None:
+            raise ValueError(at)
+        return died_at, UUID(run_id)
+    except (ValueError, binascii.Error):
+        raise invalid("after", "it is no `next` of an earlier page") from None
+
+
+def _view(run: DeadRun) -> http.DeadRun:
+    return http.DeadRun(
+        run_id=run.run_id,
+        job_id=run.job_id,
+        queue=run.queue,
+        lane=LANES[run.lane],
+        attempt=run.attempt,
+        max_attempts=run.max_attempts,
+        scheduled_for=run.scheduled_for,
+        died_at=run.died_at,
+        worker_id=run.worker_id,
+        reason=run.reason,
+    )

@@ -1,0 +1,105 @@
+"""Queues and the tenant: what waits, and that nothing is leased while they are paused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.api.conftest import Caller, Callers
+from tests.api.owner import Owner
+
+QUEUE, TENANT = "/v1/queues/mail", "/v1/tenant"
+
+
+async def test_a_queue_tells_what_waits_in_its_lanes(operator: Caller, owner: Owner) -> None:
+    await owner.make_due(3)
+    await owner.make_due(2, lane=0)
+    await owner.make_due(1, queue="sms")
+    await owner.make_due(1, due_in_s=3600)
+    assert (await operator.get(QUEUE)).json() == {
+        "queue": "mail", "paused": False, "pausedAt": None, "tenantPaused": False,
+        "waiting": {"high": 2, "normal": 3, "low": 0},
+    }  # fmt: skip
+
+
+async def test_nothing_is_leased_of_a_paused_queue_until_it_is_resumed(
+    operator: Caller, worker: Caller, owner: Owner
+) -> None:
+    [run_id] = await owner.make_due()
+    [other] = await owner.make_due(queue="sms")
+    paused = (await operator.post(f"{QUEUE}/pause")).json()
+    assert (paused["paused"], paused["waiting"]["normal"]) == (True, 1)
+    assert paused["pausedAt"].endswith("Z")
+    assert (await operator.post(f"{QUEUE}/pause")).json() == paused
+    assert await worker.lease() == []
+    assert [run["runId"] for run in await worker.lease("sms")] == [str(other)]
+    resumed = (await operator.post(f"{QUEUE}/resume")).json()
+    assert (resumed["paused"], resumed["pausedAt"]) == (False, None)
+    assert [run["runId"] for run in await worker.lease(waitSeconds=5)] == [str(run_id)]
+
+
+async def test_who_waits_on_a_queue_gets_its_runs_when_it_is_resumed(
+    operator: Caller, worker: Caller, owner: Owner
+) -> None:
+    await operator.post(f"{QUEUE}/pause")
+    [run_id] = await owner.make_due()
+    poll = asyncio.create_task(worker.lease(waitSeconds=20))
+    assert (await operator.get(QUEUE)).json()["waiting"]["normal"] == 1
+    assert (await operator.post(f"{QUEUE}/resume")).status_code == 200
+    assert [run["runId"] for run in await asyncio.wait_for(poll, 10)] == [str(run_id)]
+
+
+async def test_a_leased_run_of_a_paused_queue_goes_on(operator: Caller, worker: Caller, owner: Owner) -> None:
+    await owner.make_due()
+    [run] = await worker.lease()
+    await operator.post(f"{QUEUE}/pause")
+    for verb in ("heartbeat", "complete"):
+        response = await worker.post(f"/v1/runs/{run['runId']}/{verb}", {"leaseToken": run["leaseToken"]})
+        assert response.status_code == 200
+
+
+async def test_a_paused_tenant_leases_nothing_and_others_do(
+    operator: Caller, worker: Caller, callers: Callers, owner: Owner
+) -> None:
+    await owner.make_due()
+    await owner.make_due(tenant="other")
+    paused = (await operator.post(f"{TENANT}/pause")).json()
+    assert (paused["tenant"], paused["paused"], paused["pausedQueues"]) == ("acme", True, [])
+    assert (await operator.get(QUEUE)).json()["tenantPaused"] is True
+    assert await worker.lease() == []
+    assert len(await (await callers("worker", tenant="other")).lease()) == 1
+    await operator.post(f"{QUEUE}/pause")
+    resumed = (await operator.post(f"{TENANT}/resume")).json()
+    assert (resumed["paused"], resumed["pausedAt"], resumed["pausedQueues"]) == (False, None, ["mail"])
+    assert await worker.lease() == []
+    await operator.post(f"{QUEUE}/resume")
+    assert len(await worker.lease(waitSeconds=5)) == 1
+    assert (await operator.get(TENANT)).json() == resumed | {"pausedQueues": []}
+
+
+async def test_a_token_of_some_queues_pauses_those_and_not_the_tenant(callers: Callers) -> None:
+    narrow = await callers("operator", queues=["sms"])
+    assert (await narrow.post("/v1/queues/sms/pause")).status_code == 200
+    for response in (
+        await narrow.post(f"{QUEUE}/pause"),
+        await narrow.get(QUEUE),
+        await narrow.post(f"{TENANT}/pause"),
+        await narrow.post(f"{TENANT}/resume"),
+    ):
+        assert (response.status_code, response.json()["field"]) == (403, "queue")
+
+
+@pytest.mark.parametrize("role", ["producer", "worker"])
+async def test_only_operators_pause(callers: Callers, role: str) -> None:
+    caller = await callers(role)  # type: ignore[arg-type]
+    for path in (f"{QUEUE}/pause", f"{QUEUE}/resume", f"{TENANT}/pause", f"{TENANT}/resume"):
+        assert (await caller.post(path)).status_code == 403
+    assert (await (await callers("admin")).post(f"{QUEUE}/pause")).status_code == 200
+
+
+async def test_a_queue_that_cannot_be_is_named(operator: Caller) -> None:
+    for path in ("/v1/queues/a%20b", "/v1/queues/a%20b/pause"):
+        response = await (operator.get(path) if path.endswith("b") else operator.post(path))
+        assert (response.status_code, response.json()["field"]) == (422, "queue")
+    assert (await operator.post(f"{QUEUE}/pause", {"for": "ever"})).json()["field"] == "for"
