@@ -70,6 +70,17 @@ class YearDays:
             wanted = -1
         return None
 
+    def count(self, first: int, last: int) -> int:
+        """How many days from `first` to `last`, both included, match."""
+        count = 0
+        while first <= last:
+            year = date.fromordinal(first + _EPOCH_ORDINAL).year
+            start, end = _new_year(year), min(last, _new_year(year + 1) - 1)
+            wanted = ((2 << (end - start)) - 1) >> (first - start) << (first - start)
+            count += (self._mask(_YEAR_SHAPE[year - 1]) & wanted).bit_count()
+            first = end + 1
+        return count
+
     def _mask(self, shape: int) -> int:
         mask = self._masks[shape]
         if mask is None:
@@ -136,6 +147,20 @@ class CronExpression:
                 return today * DAY_MINUTES + rest.bit_length() - 1
             day = self.days.previous_day(today - 1)
         return None if day is None else day * DAY_MINUTES + self.times.bit_length() - 1
+
+    def count(self, first: int, last: int) -> int:
+        """How many local minutes from `first` to `last`, both included, match."""
+        if last < first:
+            return 0
+        (first_day, first_time), (last_day, last_time) = divmod(first, DAY_MINUTES), divmod(last, DAY_MINUTES)
+        from_first, to_last = -1 << first_time, (2 << last_time) - 1
+        if first_day == last_day:
+            return self.days.count(first_day, first_day) * (self.times & from_first & to_last).bit_count()
+        return (
+            self.days.count(first_day, first_day) * (self.times & from_first).bit_count()
+            + self.days.count(first_day + 1, last_day - 1) * self.times.bit_count()
+            + self.days.count(last_day, last_day) * (self.times & to_last).bit_count()
+        )
 
 
 def cron_expression(expr: str, job_key: str) -> CronExpression:
