@@ -5,6 +5,7 @@ time, answers and the wire. The same worker is tested on the real server elsewhe
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 @dataclass
 class ServedRun:
-    """state: pending, leased, completed or dead. times are of the server's clock."""
+    """state: pending, leased, completed, cancelled or dead. times are of the server's clock."""
 
     run_id: UUID
     payload: Any
@@ -33,6 +34,9 @@ class ServedRun:
     lease_token: int = 0
     expires_at: float = 0.0
     cancel: bool = False
+    timeout_s: float = math.inf
+    attempt_ends_at: float = math.inf
+    notes: list[str] = field(default_factory=list)
     result: Any = None
     errors: list[str] = field(default_factory=list)
     ended_token: int | None = None
@@ -118,7 +122,8 @@ class LeaseServer:
             run.state = "leased"
             run.attempt += 1
             run.lease_token += 1
-            run.expires_at = self.clock() + body["visibilitySeconds"]
+            run.attempt_ends_at = self.clock() + run.timeout_s
+            run.expires_at = min(self.clock() + body["visibilitySeconds"], run.attempt_ends_at)
         return taken
 
     def _holds(self, run: ServedRun | None, token: int) -> bool:
@@ -148,8 +153,13 @@ class LeaseServer:
         return answer | fields
 
     def _heartbeat(self, run: ServedRun, item: dict[str, Any]) -> dict[str, Any]:
-        run.expires_at = max(run.expires_at, self.clock() + item["visibilitySeconds"])
-        return {"leaseExpiresAt": _instant(run.expires_at), "cancel": run.cancel}
+        if not run.cancel:
+            wanted = max(run.expires_at, self.clock() + item.get("visibilitySeconds", 30))
+            run.expires_at = min(wanted, run.attempt_ends_at)
+        if "progress" in item:
+            run.notes.append(item["progress"])
+        left_s = run.expires_at - self.clock()
+        return {"leaseExpiresAt": _instant(run.expires_at), "leaseSeconds": left_s, "cancel": run.cancel}
 
     def _complete(self, run: ServedRun, item: dict[str, Any]) -> dict[str, Any]:
         run.state, run.result, run.ended_token = "completed", item.get("result"), run.lease_token
@@ -158,12 +168,19 @@ class LeaseServer:
     def _fail(self, run: ServedRun, item: dict[str, Any]) -> dict[str, Any]:
         run.errors.append(item["error"])
         run.ended_token = run.lease_token
+        if run.cancel:
+            run.state = "cancelled"
+            return {"outcome": "cancelled"}
         run.retry_after_s = item.get("retryAfterSeconds")
         if item.get("permanent") or run.attempt >= run.max_attempts:
             run.state = "dead"
             return {"outcome": "dead"}
         run.state, run.due_at = "pending", self.clock() + (run.retry_after_s or 0)
         return {"outcome": "retried", "dueAt": _instant(run.due_at)}
+
+    def _snooze(self, run: ServedRun, item: dict[str, Any]) -> dict[str, Any]:
+        run.state, run.attempt, run.due_at = "pending", run.attempt - 1, self.clock() + item["delaySeconds"]
+        return {"outcome": "snoozed", "dueAt": _instant(run.due_at)}
 
     def _release(self, run: ServedRun, _: dict[str, Any]) -> dict[str, Any]:
         run.state, run.attempt = "pending", run.attempt - 1
@@ -176,6 +193,7 @@ class LeaseServer:
             "attempt": run.attempt,
             "leaseToken": run.lease_token,
             "leaseExpiresAt": _instant(run.expires_at),
+            "leaseSeconds": run.expires_at - self.clock(),
             "scheduledFor": _instant(0),
             "dueAt": _instant(run.due_at),
             "queue": "q",

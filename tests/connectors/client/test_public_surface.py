@@ -15,7 +15,7 @@ PUBLIC = {
     *{"JobSpec", "Schedule", "cron", "every", "at", "after", "StopReason", "WorkerStats"},
     *{"FencepostError", "TryAgain", "Unreachable", "KafkaUnreachable", "Unavailable", "Throttled", "Refused"},
     *{"Unauthorized", "NotFound", "Conflict", "LeaseLost", "Invalid", "InvalidInput", "TopicMissing", "ServerFault"},
-    *{"PermanentFailure", "RetryLater"},
+    *{"PermanentFailure", "RetryLater", "Snooze"},
 }
 
 
@@ -42,6 +42,7 @@ def test_every_error_has_a_remedy() -> None:
     assert all(issubclass(kind, remedies) for kind in raised if kind is not errors.FencepostError)
     assert not issubclass(errors.PermanentFailure, errors.FencepostError)
     assert not issubclass(errors.RetryLater, errors.FencepostError)
+    assert not issubclass(errors.Snooze, errors.FencepostError)
 
 
 def test_client_imports_nothing_of_the_server() -> None:

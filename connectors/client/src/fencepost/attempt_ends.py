@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from fencepost.errors import PermanentFailure, RetryLater
+from fencepost.errors import PermanentFailure, RetryLater, Snooze
 from fencepost.leases import Lease
-from fencepost.models import Completion, Failure, Release
+from fencepost.models import Completion, Failure, Release, Snoozing
 
 log = logging.getLogger("fencepost.worker")
 
@@ -31,7 +31,10 @@ def completion(lease: Lease, result: Any) -> tuple[Completion, int]:
     return Completion(run.run_id, run.lease_token, msgspec.Raw(text)), len(text)
 
 
-def failure_of(lease: Lease, error: BaseException) -> Failure:
+def outcome_of(lease: Lease, error: BaseException) -> Failure | Snoozing:
+    """What a handler's exception means."""
+    if isinstance(error, Snooze):
+        return Snoozing(lease.run.run_id, lease.run.lease_token, error.seconds)
     if isinstance(error, PermanentFailure):
         return failure(lease, str(error) or "permanent failure", permanent=True)
     if isinstance(error, RetryLater):

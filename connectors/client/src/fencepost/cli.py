@@ -1,4 +1,4 @@
-"""The `fencepost` command: jobs, runs, queries, shell workers, bulk sending and schedules before they run."""
+"""The `fencepost` command: jobs, runs, dead letters, queues, queries, shell workers, bulk sending, coming fires."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
 COMMANDS = {
     "jobs": "fencepost.commandline.jobs",
     "runs": "fencepost.commandline.runs",
+    "dead": "fencepost.commandline.dead_letters",
+    "queues": "fencepost.commandline.queues",
+    "tenant": "fencepost.commandline.queues",
     "query": "fencepost.commandline.queries",
     "work": "fencepost.commandline.shell_worker",
     "send": "fencepost.commandline.bulk_send",
@@ -67,6 +70,7 @@ def main(ctx: click.Context, url: str | None, token: str | None) -> None:
       fencepost next "0 9 * * mon-fri" --zone Europe/Berlin
       fencepost jobs create --queue mail --cron "0 9 * * mon-fri" --zone Europe/Berlin --payload '{"to": "ops"}'
       fencepost work --queue mail -- ./send-mail.sh
+      fencepost dead replay --queue mail --reason timeout --per-second 5
       fencepost query "SELECT state, count(*) FROM runs GROUP BY state"
       fencepost send --bootstrap 127.0.0.1:9092 --tenant acme jobs.jsonl
 

@@ -16,7 +16,7 @@
     ├── TopicMissing            start the server, or correct the topic prefix or the number of partitions
     └── ServerFault             report it: an answer that the contract does not know
 
-`PermanentFailure` and `RetryLater` are raised by handlers, never by the client.
+`PermanentFailure`, `RetryLater` and `Snooze` are raised by handlers, never by the client.
 """
 
 from __future__ import annotations
@@ -145,6 +145,17 @@ class RetryLater(Exception):
         if seconds is not None and not 0 <= seconds <= RETRY_MAX_S:
             raise ValueError(f"the next attempt can come after 0 to {RETRY_MAX_S} seconds, not {seconds}")
         super().__init__(reason)
+        self.seconds = seconds
+
+
+class Snooze(Exception):
+    """Raise it in a handler: nothing has failed, but the run shall come again after `seconds`, and no attempt is
+    charged for this one."""
+
+    def __init__(self, seconds: float) -> None:
+        if not 0 <= seconds <= RETRY_MAX_S:
+            raise ValueError(f"a run can be snoozed for 0 to {RETRY_MAX_S} seconds, not {seconds}")
+        super().__init__(f"snoozed for {seconds:g} s")
         self.seconds = seconds
 
 

@@ -57,9 +57,10 @@ class Heartbeats:
         for lease in list(self._leases):
             if lease.given_up:
                 continue
-            stop_at = lease.confirmed_at + self._terms.stop_after_s
+            stop_at = lease.stop_at(self._terms)
             if now >= stop_at:
-                self._stop(lease, StopReason.LEASE_ENDING)
+                cut_short = lease.is_cut_short(self._terms)
+                self._stop(lease, StopReason.TIMED_OUT if cut_short else StopReason.LEASE_ENDING)
                 continue
             wake_at = min(wake_at, stop_at)
             if now >= lease.confirmed_at + self._terms.beat_after_s:
@@ -77,15 +78,17 @@ class Heartbeats:
         """One call for at most 1,000 leases. Without an answer nothing changes: the next look tries again."""
         sent_at = self._clock()
         visibility_s = self._terms.visibility_s
-        beats = [Beat(lease.run.run_id, lease.run.lease_token, visibility_s) for lease in leases]
+        beats = [Beat(lease.run.run_id, lease.run.lease_token, visibility_s, lease.progress) for lease in leases]
         try:
             answers = await self._client.heartbeat_many(beats, timeout_s=self._terms.beat_timeout_s, retry_for_s=0)
         except FencepostError as error:
             log.warning("%d heartbeats were not confirmed: %s", len(beats), error)
             return
-        for lease, answer in zip(leases, answers, strict=True):
+        for lease, beat, answer in zip(leases, beats, answers, strict=True):
             if answer.status == 200:
-                lease.confirmed_at = sent_at
+                lease.confirm(sent_at, answer.lease_seconds)
+                if lease.progress is beat.progress:
+                    lease.progress = None
                 if answer.cancel:
                     self._stop(lease, StopReason.CANCELLED)
             elif (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -120,6 +120,13 @@ def payload_text(payload: Any) -> str:
     if len(text) > PAYLOAD_MAX_BYTES:
         raise InvalidInput(f"{len(text)} bytes are more than {PAYLOAD_MAX_BYTES}", field="payload")
     return text.decode()
+
+
+def instant_text(instant: datetime, field: str) -> str:
+    """An instant in RFC 3339, UTC. Raises InvalidInput for one without a zone."""
+    if instant.tzinfo is None:
+        raise InvalidInput(f"{instant.isoformat()} has no zone", field=field)
+    return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def parse_spec(fields: Any) -> JobSpec:

@@ -45,10 +45,52 @@ class Job(Struct, rename="camel", kw_only=True, frozen=True):
     catch_up: str | None = None
     overlap: str | None = None
     start_deadline_seconds: float | None = None
+    retry_backoff: str | None = None
+    retry_base_seconds: float | None = None
+    retry_max_seconds: float | None = None
+    catch_up_limit: int | None = None
+
+
+class BackfilledRun(Struct, rename="camel", kw_only=True, frozen=True):
+    """run_id: None of a dry run."""
+
+    scheduled_for: datetime
+    run_id: UUID | None = None
+
+
+class BackfillAnswer(Struct, rename="camel", kw_only=True, frozen=True):
+    """The occurrences of a range, each with its run.
+
+    applied, command_id: as of CommandAnswer; what was not seen applied tells no runs.
+    """
+
+    job_id: UUID
+    applied: bool = True
+    command_id: UUID | None = None
+    dry_run: bool = False
+    count: int | None = None
+    runs: list[BackfilledRun] = []
+
+
+class RunAnswer(Struct, rename="camel", kw_only=True, frozen=True):
+    """What became of a command about one run. applied, command_id: as of CommandAnswer.
+
+    cancel_requested: the run is being executed; its worker is told to stop with its next heartbeat.
+    """
+
+    run_id: UUID
+    applied: bool = True
+    command_id: UUID | None = None
+    state: str | None = None
+    cancel_requested: bool | None = None
+    due_at: datetime | None = None
 
 
 class Run(Struct, rename="camel", kw_only=True, frozen=True):
-    """A run, living or ended. state: pending, leased, held, dead, completed, cancelled or unknown."""
+    """A run, living or ended. state: pending, leased, held, dead, completed, cancelled or unknown.
+
+    start_by: the last instant at which it may start. progress: the running attempt's last note.
+    """
 
     run_id: UUID
     state: str
@@ -61,8 +103,83 @@ class Run(Struct, rename="camel", kw_only=True, frozen=True):
     due_at: datetime | None = None
     lease_expires_at: datetime | None = None
     worker_id: str | None = None
+    start_by: datetime | None = None
+    attempt_ends_at: datetime | None = None
+    progress: str | None = None
+    cancel_requested: bool | None = None
     reason: str | None = None
     result: Any = None
+
+
+class DeadRun(Struct, rename="camel", kw_only=True, frozen=True):
+    """A run that failed for good. reason: of its last failure."""
+
+    run_id: UUID
+    job_id: UUID
+    queue: str
+    died_at: datetime
+    reason: str
+    lane: str | None = None
+    attempt: int | None = None
+    max_attempts: int | None = None
+    scheduled_for: datetime | None = None
+    worker_id: str | None = None
+
+
+class DeadPage(Struct, frozen=True):
+    """Dead runs in the order in which they died. next: what to give as `after` for the next page; None on the last."""
+
+    runs: list[DeadRun]
+    next: str | None = None
+
+
+class DeadFilter(Struct, rename="camel", kw_only=True, frozen=True, omit_defaults=True):
+    """Which dead runs. since, until: died at or after, died before. reason: a part of it, in any case."""
+
+    queue: str | None = None
+    job_id: UUID | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    reason: str | None = None
+
+
+class DeadReplayAnswer(Struct, rename="camel", kw_only=True, frozen=True):
+    """matched: all that the filter matches. replayed: how many of them the call sent on their way; sample: the first.
+
+    next: as of DeadPage, when the limit left some out. applied: false when some were not seen applied in time.
+    """
+
+    matched: int
+    replayed: int
+    applied: bool = True
+    dry_run: bool = False
+    sample: list[DeadRun] = []
+    next: str | None = None
+
+
+class LaneCounts(Struct, frozen=True):
+    high: int = 0
+    normal: int = 0
+    low: int = 0
+
+
+class Queue(Struct, rename="camel", kw_only=True, frozen=True):
+    """paused: the queue itself. tenant_paused: every queue of the tenant. waiting: runs that are due, by lane."""
+
+    queue: str
+    paused: bool
+    waiting: LaneCounts
+    paused_at: datetime | None = None
+    tenant_paused: bool = False
+
+
+class Tenant(Struct, rename="camel", kw_only=True, frozen=True):
+    """paused_queues: those that are paused by themselves."""
+
+    tenant: str
+    paused: bool
+    paused_at: datetime | None = None
+    paused_queues: list[str] = []
 
 
 class PreviewedFire(Struct, rename="camel", kw_only=True, frozen=True):
@@ -87,7 +204,10 @@ class Preview(Struct, frozen=True):
 
 
 class LeasedRun(Struct, rename="camel", kw_only=True, frozen=True):
-    """A run that is ours until its lease ends. lease_token: larger for every lease of a run; send it on writes."""
+    """A run that is ours until its lease ends. lease_token: larger for every lease of a run; send it on writes.
+
+    lease_seconds: how long it lasted when the server answered; less than was asked for near an attempt's end.
+    """
 
     run_id: UUID
     job_id: UUID
@@ -98,18 +218,20 @@ class LeasedRun(Struct, rename="camel", kw_only=True, frozen=True):
     due_at: datetime
     queue: str
     payload: Any = None
+    lease_seconds: float | None = None
 
 
 class LeaseAnswer(Struct, rename="camel", frozen=True):
     runs: list[LeasedRun]
 
 
-class Beat(Struct, rename="camel", frozen=True):
-    """A heartbeat: the lease shall last visibility_seconds from now."""
+class Beat(Struct, rename="camel", frozen=True, omit_defaults=True):
+    """A heartbeat: the lease shall last visibility_seconds from now. progress: a note of at most 1,000 characters."""
 
     run_id: UUID
     lease_token: int
     visibility_seconds: float = 30
+    progress: str | None = None
 
 
 class Completion(Struct, rename="camel", frozen=True, omit_defaults=True):
@@ -137,21 +259,32 @@ class Release(Struct, rename="camel", frozen=True):
     lease_token: int
 
 
+class Snoozing(Struct, rename="camel", frozen=True):
+    """Gives a run back until delay_seconds from now; the attempt is not charged."""
+
+    run_id: UUID
+    lease_token: int
+    delay_seconds: float
+
+
 FailedAs = Literal["retried", "dead", "held", "cancelled"]
+SnoozedAs = Literal["snoozed", "held", "cancelled"]
 
 
 class OutcomeAnswer(Struct, rename="camel", kw_only=True, frozen=True):
     """One run's part of a batch answer.
 
     status 409: the lease is lost, and nothing was written. 503: it is not known yet what became of an earlier try;
-    send it again. lease_expires_at and cancel are of heartbeats; outcome and due_at of failures.
+    send it again. lease_expires_at, lease_seconds and cancel are of heartbeats; outcome and due_at of failures and
+    snoozes.
     """
 
     run_id: UUID
     status: int
     lease_expires_at: datetime | None = None
+    lease_seconds: float | None = None
     cancel: bool = False
-    outcome: FailedAs | None = None
+    outcome: FailedAs | SnoozedAs | None = None
     due_at: datetime | None = None
 
 
@@ -160,19 +293,28 @@ class BatchAnswer(Struct, frozen=True):
 
 
 class BeatAnswer(Struct, rename="camel", kw_only=True, frozen=True):
-    """cancel: the server wants the handler to stop."""
+    """cancel: the server wants the handler to stop, and does not extend the lease any more."""
 
     lease_expires_at: datetime
+    lease_seconds: float | None = None
     cancel: bool = False
 
 
 class FailureAnswer(Struct, rename="camel", kw_only=True, frozen=True):
     """dead: no attempts are left, or the failure was permanent. due_at: of the next attempt.
 
-    held: it is retried once its paused job is resumed. cancelled: it is not, as its job was deleted.
+    held: it is retried once its paused job is resumed. cancelled: it is not, as that was asked for, or its job was
+    deleted.
     """
 
     outcome: FailedAs
+    due_at: datetime | None = None
+
+
+class SnoozeAnswer(Struct, rename="camel", kw_only=True, frozen=True):
+    """due_at: when it may be leased again. held, cancelled: as of FailureAnswer."""
+
+    outcome: SnoozedAs
     due_at: datetime | None = None
 
 

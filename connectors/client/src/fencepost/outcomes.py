@@ -15,7 +15,7 @@ from fencepost.backoff import wait_before_retry_s
 from fencepost.client import FencepostClient
 from fencepost.errors import FencepostError, TryAgain, Unauthorized
 from fencepost.leases import Lease, LeaseTerms
-from fencepost.models import Completion, Failure, OutcomeAnswer, Release
+from fencepost.models import Completion, Failure, OutcomeAnswer, Release, Snoozing
 from fencepost.worker_stats import WorkerStats
 
 log = logging.getLogger("fencepost.worker")
@@ -23,7 +23,7 @@ log = logging.getLogger("fencepost.worker")
 BATCH_MAX = 1000
 BATCH_MAX_BYTES = 1024 * 1024
 
-Outcome = Completion | Failure | Release
+Outcome = Completion | Failure | Release | Snoozing
 
 
 class _Send(Protocol):
@@ -53,6 +53,7 @@ class OutcomeReporter:
             Completion: _Line(client.complete_many, "completed", terms, stats, settled, clock),
             Failure: _Line(client.fail_many, "failed", terms, stats, settled, clock),
             Release: _Line(client.release_many, "released", terms, stats, settled, clock),
+            Snoozing: _Line(client.snooze_many, "snoozed", terms, stats, settled, clock),
         }
 
     def report(self, lease: Lease, outcome: Outcome, size_bytes: int = 0) -> None:
@@ -156,7 +157,9 @@ class _Line:
             if answer.status == 503:
                 undecided.append(report)
                 continue
-            if answer.status == 200:
+            if answer.outcome == "cancelled":
+                self._stats.cancelled += 1
+            elif answer.status == 200:
                 accepted += 1
             else:
                 self._stats.conflicts += 1

@@ -10,6 +10,8 @@ from uuid import UUID
 
 from fencepost.leases import Lease, LeaseTerms, StopReason
 
+PROGRESS_MAX_CHARS = 1000
+
 
 class RunContext:
     """One attempt of one run. Safe to use from the handler's thread.
@@ -75,7 +77,15 @@ class RunContext:
 
     def remaining_s(self) -> float:
         """Seconds until the handler is told to stop unless another heartbeat is confirmed; heartbeats push it out."""
-        return max(0.0, self._lease.confirmed_at + self._terms.stop_after_s - self._clock())
+        return max(0.0, self._lease.stop_at(self._terms) - self._clock())
+
+    def progress(self, note: str) -> None:
+        """Say how far the attempt is: shown with the run once the next heartbeat has carried it, the latest note only.
+
+        note: of its text, the first 1,000 characters.
+        """
+        # A lone surrogate (of an undecodable file name, for instance) is no text for JSON.
+        self._lease.progress = note[:PROGRESS_MAX_CHARS].encode(errors="replace").decode()
 
     def __repr__(self) -> str:
         return f"<run {self.run_id} attempt {self.attempt}>"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from fencepost.attempt_ends import completion, failure, failure_of, release
+from fencepost.attempt_ends import completion, failure, outcome_of, release
 from fencepost.backoff import wait_before_retry_s
 from fencepost.client import FencepostClient
 from fencepost.errors import ServerFault, TryAgain
@@ -20,7 +20,7 @@ from fencepost.handler_threads import HandlerThreads
 from fencepost.heartbeats import Heartbeats
 from fencepost.ids import new_id
 from fencepost.leases import Lease, LeaseTerms, StopReason, elapsed_s
-from fencepost.models import LeasedRun
+from fencepost.models import Failure, LeasedRun
 from fencepost.outcomes import Outcome, OutcomeReporter
 from fencepost.run_context import RunContext
 from fencepost.shutdown import Shutdown
@@ -38,7 +38,7 @@ class Worker:
 
     handler: gets a RunContext. An `async` one runs on the loop and is cancelled when it must stop; a plain one runs in
     a thread and must look at `ctx.stopping`. What it returns (a JSON value of at most 64 KiB, or None) is the run's
-    result; an exception fails the attempt, see PermanentFailure and RetryLater.
+    result; an exception fails the attempt, see PermanentFailure, RetryLater and Snooze.
     slots: handlers at once. At most twice as many runs are held: those running and those waiting to be reported.
     visibility_s: how long the server waits for a sign of life before it gives a run to another worker.
     drain_s: how long running handlers may go on after SIGTERM. stop_grace_s: and then, after being told to stop.
@@ -148,8 +148,9 @@ class Worker:
         leases = [Lease(run, asked_at) for run in runs]
         self._leases.update(leases)
         self.stats.leased += len(leases)
-        if leases and self._clock() - asked_at > self._terms.visibility_s / 2:
-            await self._confirm(leases)
+        waited_s = self._clock() - asked_at
+        if old := [lease for lease in leases if waited_s > min(self._terms.visibility_s, lease.lasts_s) / 2]:
+            await self._confirm(old)
         for lease in leases:
             if self._shutdown.asked.is_set():  # the answer crossed with the wish to drain
                 self._report(lease, release(lease))
@@ -157,7 +158,10 @@ class Worker:
                 self._start_handler(lease)
 
     async def _confirm(self, leases: list[Lease]) -> None:
-        """Of an answer that needed repetitions: the leases may be old. Nothing may start on one that is lost."""
+        """Of an answer that needed repetitions, or whose attempts are short: how much of the leases is left?
+
+        Nothing may start on one that is lost.
+        """
         try:
             await self._heartbeats.beat(leases)
         except asyncio.CancelledError:  # draining
@@ -188,8 +192,8 @@ class Worker:
                     raise
                 outcome = failure(lease, "the handler was cancelled")
             except (Exception, SystemExit) as error:
-                outcome = failure_of(lease, error)
-                size_bytes = len(outcome.error)
+                outcome = outcome_of(lease, error)
+                size_bytes = len(outcome.error) if isinstance(outcome, Failure) else 0
         self._end(lease)
         self._report(lease, outcome, size_bytes)
 
@@ -236,8 +240,6 @@ class Worker:
             return
         lease.stop_reason = reason
         log.warning("run %s attempt %d: told to stop: %s", lease.run.run_id, lease.run.attempt, reason.value)
-        if reason is StopReason.CANCELLED:
-            self.stats.cancelled += 1
         if (context := self._contexts.get(lease)) is not None:
             context.stopping.set()
         # A task that is cancelled before its first step never runs a line; `_attempt` looks for itself then.

@@ -12,7 +12,7 @@ from uuid import UUID
 import click
 import msgspec
 
-from fencepost.models import QueryAnswer
+from fencepost.models import Column, QueryAnswer
 
 WIDTH_MAX = 60
 
@@ -40,6 +40,13 @@ def print_table(answer: QueryAnswer) -> None:
     for row in rows:
         click.echo(_line(row, widths, to_right))
     click.echo(f"({len(rows)} row{'' if len(rows) == 1 else 's'}{', more left out' if answer.truncated else ''})")
+
+
+def print_structs(rows: Sequence[msgspec.Struct], kind: type[msgspec.Struct]) -> None:
+    """Structs of one kind, a row each."""
+    fields = msgspec.structs.fields(kind)
+    columns = [Column(field.encode_name, "") for field in fields]
+    print_table(QueryAnswer(columns, [[getattr(row, field.name) for field in fields] for row in rows]))
 
 
 def print_csv(answer: QueryAnswer) -> None:
