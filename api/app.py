@@ -21,6 +21,7 @@ from api.command_outcomes import CommandOutcomes
 from api.command_producer import CommandProducer
 from api.dead_letters import DeadLetters
 from api.declared_jobs import DeclaredJobs
+from api.doctor import Doctor
 from api.ended_attempts import EndedAttempts
 from api.endpoints import BATCH_BODY, RUN_BODY, SMALL_BODY, Endpoint, Handler
 from api.health import Health
@@ -40,9 +41,10 @@ from api.run_commands import RunCommands
 from api.runs import Runs
 from api.schedules import preview_schedule
 from api.whoami import whoami
+from api.why import Why
 from ledger.connection import Pool
 from ledger.tokens import Role
-from schemas import http, http_declarations, http_operations
+from schemas import http, http_declarations, http_explanations, http_operations
 from schemas.codec import Codec
 
 PRODUCER: tuple[Role, ...] = ("producer",)
@@ -98,6 +100,8 @@ class Api:
         self.run_commands = RunCommands(pool, self.runs, self.commands)
         self.dead_letters = DeadLetters(pool, self.commands)
         self.queues = Queues(pool, self.poll)
+        self.why = Why(pool, self.history, self.jobs)
+        self.doctor = Doctor(pool, self.producer, self.history)
         self.queries = Queries(self.history)
         self.health = Health(pool, self.producer, self.history, self.index, self.metrics)
 
@@ -150,6 +154,9 @@ class Api:
 
     def _operations(self) -> Iterator[Route]:
         """What only operators do."""
+        yield self._get("/v1/doctor", self.doctor.diagnose, OPERATOR)
+        yield self._get("/v1/runs/{id}/why", self.why.run, STEERING)
+        yield self._get("/v1/jobs/{id}/why", self.why.occurrence, STEERING, query=http_explanations.OccurrenceQuery)
         yield self._get("/v1/dead", self.dead_letters.list, OPERATOR, query=http_operations.DeadQuery)
         yield self._post("/v1/dead/replay", self.dead_letters.replay, http_operations.DeadReplay, OPERATOR)
         for path, show, pause, resume in (

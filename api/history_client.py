@@ -68,11 +68,12 @@ class KnownLease(Struct, rename="camel"):
 
 
 class KnownJobEvent(Struct):
-    """An event of a job itself; definition: as of then."""
+    """An event of a job itself. cursor: its next occurrence then; definition: as of then."""
 
     type: str
     at: datetime
     version: int
+    cursor: datetime | None = None
     definition: str | None = None
 
 

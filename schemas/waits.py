@@ -86,6 +86,10 @@ class Timeline(NamedTuple):
     lateness_us: int
     intervals: list[Interval]
 
+    def is_late(self, interval: Interval) -> bool:
+        """Whether the interval is part of the lateness."""
+        return self.lateness_us > 0 and (self.first_leased_at is None or interval.end <= self.first_leased_at)
+
 
 def timeline(events: Sequence[LifeEvent], hindrances: Sequence[Hindrance], now: datetime) -> Timeline:
     """The life of a run so far, from all of its events in the order of their versions (at least one) to `now`."""

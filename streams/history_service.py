@@ -27,6 +27,7 @@ from starlette.routing import Route
 from schemas.codec import Codec
 from schemas.errors import CommandRejected, HistoryBusy, QueryRejected
 from streams.embedded_server import EmbeddedServer
+from streams.history_explanations import HistoryExplanations
 from streams.history_projector import HistoryProjector
 from streams.history_queries import HistoryQueries, json_ready
 from streams.history_store import HistoryStore, RunState
@@ -55,6 +56,7 @@ class HistoryService:
         self._store = store
         self._queries = queries
         self._projector = projector
+        self._explanations = HistoryExplanations(store)
         self._turns = asyncio.Semaphore(CONCURRENT_QUERIES)
         self._threads = ThreadPoolExecutor(CONCURRENT_QUERIES, thread_name_prefix="history-query")
 
@@ -63,6 +65,7 @@ class HistoryService:
             routes=[
                 Route("/query", _problems(self.query), methods=["POST"]),
                 Route("/runs/{run_id}", _problems(self.run), methods=["GET"]),
+                *self._explanations.routes(),
                 Route("/healthz", self.healthz, methods=["GET"]),
                 Route("/metrics", self.metrics, methods=["GET"]),
             ]

@@ -5,7 +5,10 @@ The tests of this folder share one database, emptied before each of them, and to
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -16,8 +19,11 @@ import pytest_asyncio
 from api.app import Api, ApiSettings
 from connectors.stack import KafkaBroker
 from ledger.connection import Pool, session
+from ledger.outbox import outbox_lag
 from ledger.tokens import Role, create_token
 from schemas.codec import Codec
+from streams.history_service import HistoryRole
+from streams.outbox_relay import OutboxRelay
 from streams.topics import Topics, create_topics
 from tests.api.owner import Owner
 from tests.ledger_fixtures import PARTITIONS, empty_ledger, shared_ledger
@@ -55,6 +61,50 @@ def settings(kafka_broker: KafkaBroker, topics: Topics) -> ApiSettings:
         ready_topic=topics.ready,
         codec=Codec(),
     )
+
+
+class Past:
+    """A relay and a history of one test alone."""
+
+    def __init__(self, pool: Pool, role: HistoryRole, relay: asyncio.Task[None], stop_relay: asyncio.Event) -> None:
+        self._pool = pool
+        self._relay = relay
+        self._stop_relay = stop_relay
+        self.url = role.url
+
+    async def relayed(self) -> None:
+        """Return once the outbox is empty."""
+        async with asyncio.timeout(20):
+            while True:
+                async with session(self._pool) as conn:
+                    rows, _ = await outbox_lag(conn)
+                if rows == 0:
+                    return
+                await asyncio.sleep(0.02)
+
+    async def stop_hearing(self) -> None:
+        """Relay nothing any more: the history stays as it is."""
+        self._stop_relay.set()
+        await self._relay
+
+
+@pytest_asyncio.fixture
+async def past(ledger_dsn: str, ledger_pool: Pool, kafka_broker: KafkaBroker, tmp_path: Path) -> AsyncIterator[Past]:
+    topics, stop, stop_relay = Topics(f"past-{uuid4().hex[:8]}"), asyncio.Event(), asyncio.Event()
+    create_topics(kafka_broker.bootstrap, topics, PARTITIONS)
+    role = HistoryRole(kafka_broker.bootstrap, topics, Codec(), tmp_path / "history.duckdb", "127.0.0.1", 0)
+    relay = OutboxRelay(ledger_dsn, kafka_broker.bootstrap, topics, Codec())
+    remembering, relaying = asyncio.create_task(role.run(stop)), asyncio.create_task(relay.run(stop_relay))
+    await role.ready.wait()
+    yield Past(ledger_pool, role, relaying, stop_relay)
+    stop.set()
+    stop_relay.set()
+    await asyncio.gather(remembering, relaying)
+
+
+def with_history(settings: ApiSettings, past: Past) -> ApiSettings:
+    """An API that asks it: a test module's own `settings`."""
+    return dataclasses.replace(settings, history_url=past.url)
 
 
 @pytest_asyncio.fixture

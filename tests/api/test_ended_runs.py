@@ -3,68 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-import pytest_asyncio
 
 from api.app import ApiSettings
-from connectors.stack import KafkaBroker
-from ledger.connection import Pool, session
-from ledger.outbox import outbox_lag
-from schemas.codec import Codec
-from streams.history_service import HistoryRole
-from streams.outbox_relay import OutboxRelay
-from streams.topics import Topics, create_topics
-from tests.api.conftest import Caller, Callers
+from tests.api.conftest import Caller, Callers, Past, with_history
 from tests.api.owner import Owner
-from tests.ledger_fixtures import PARTITIONS
-
-
-class Past:
-    """A relay and a history of this test alone."""
-
-    def __init__(self, pool: Pool, role: HistoryRole) -> None:
-        self._pool = pool
-        self.url = role.url
-
-    async def relayed(self) -> None:
-        """Return once the outbox is empty."""
-        async with asyncio.timeout(20):
-            while True:
-                async with session(self._pool) as conn:
-                    rows, _ = await outbox_lag(conn)
-                if rows == 0:
-                    return
-                await asyncio.sleep(0.02)
-
-
-@pytest_asyncio.fixture
-async def past(ledger_dsn: str, ledger_pool: Pool, kafka_broker: KafkaBroker, tmp_path: Path) -> AsyncIterator[Past]:
-    topics, stop = Topics(f"past-{uuid4().hex[:8]}"), asyncio.Event()
-    create_topics(kafka_broker.bootstrap, topics, PARTITIONS)
-    role = HistoryRole(kafka_broker.bootstrap, topics, Codec(), tmp_path / "history.duckdb", "127.0.0.1", 0)
-    relay = OutboxRelay(ledger_dsn, kafka_broker.bootstrap, topics, Codec())
-    running = asyncio.gather(role.run(stop), relay.run(stop))
-    await role.ready.wait()
-    yield Past(ledger_pool, role)
-    stop.set()
-    await running
 
 
 @pytest.fixture
 def settings(settings: ApiSettings, past: Past) -> ApiSettings:
-    return ApiSettings(
-        partitions=settings.partitions,
-        bootstrap=settings.bootstrap,
-        commands_topic=settings.commands_topic,
-        ready_topic=settings.ready_topic,
-        codec=settings.codec,
-        history_url=past.url,
-    )
+    return with_history(settings, past)
 
 
 async def lease(worker: Caller, owner: Owner, count: int = 1, **fields: Any) -> list[dict[str, Any]]:

@@ -1,0 +1,199 @@
+"""GET /v1/doctor: what is wrong with the installation, as far as an operator of one tenant may know, and what to do.
+
+Partitions, outbox, Kafka and history are everybody's; runs, pauses and decisions are those of the caller's tenant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from api.command_producer import CommandProducer
+from api.endpoints import Call
+from api.history_client import HistoryAway, HistoryClient, HistoryHealth
+from ledger.checkups import (
+    PartitionsCheckup,
+    RunsCheckup,
+    check_partitions,
+    check_runs,
+    tzdata_versions,
+)
+from ledger.connection import Pool, session
+from ledger.outbox import outbox_lag
+from ledger.pauses import Pause, list_pauses
+from schemas.errors import LedgerUnavailable
+from schemas.http import NoBody
+from schemas.http_explanations import Diagnosis, Finding
+from schemas.zones import TZDATA_VERSION
+
+PROBE_TIMEOUT_S = 2.0
+LEDGER_TIMEOUT_S = 10.0
+# An owner that dies is missed after 15 s (ARCHITECTURE, Failure table); what lasts longer is no handover.
+UNOWNED_FAIL_S = 15.0
+UNDECIDED_WARN_S = 60.0
+OVERDUE_WARN_S = 60.0
+EXPIRED_WARN_S, EXPIRED_FAIL_S = 5.0, 60.0
+OUTBOX_WARN_S, OUTBOX_FAIL_S = 10.0, 300.0
+HISTORY_WARN_RECORDS = 1_000
+
+Status = Literal["ok", "warn", "fail"]
+_RANK: Sequence[Status] = ("ok", "warn", "fail")
+
+
+class Checkup(NamedTuple):
+    """What the ledger says, read in one session."""
+
+    partitions: PartitionsCheckup
+    runs: RunsCheckup
+    outbox_rows: int
+    outbox_s: float
+    pauses: list[Pause]
+    tzdata: set[str]
+
+
+class Doctor:
+    def __init__(self, pool: Pool, producer: CommandProducer, history: HistoryClient) -> None:
+        self._pool = pool
+        self._producer = producer
+        self._history = history
+
+    async def diagnose(self, call: Call[NoBody]) -> Diagnosis:
+        """GET /v1/doctor. Every check has a finding, whatever is away."""
+        tenant = call.identity.tenant
+        checkup, kafka, history = await asyncio.gather(
+            self._look_at_ledger(tenant),
+            asyncio.to_thread(self._producer.reachable, PROBE_TIMEOUT_S),
+            self._look_at_history(),
+        )
+        findings = [*ledger_findings(checkup), kafka_finding(kafka), history_finding(history)]
+        return Diagnosis(status=max((each.status for each in findings), key=_RANK.index), findings=findings)
+
+    async def _look_at_ledger(self, tenant: str) -> Checkup | str:
+        """What it says, or why it says nothing."""
+        try:
+            async with asyncio.timeout(LEDGER_TIMEOUT_S), session(self._pool) as conn:
+                return Checkup(
+                    await check_partitions(conn),
+                    await check_runs(conn, tenant),
+                    *await outbox_lag(conn),
+                    await list_pauses(conn, tenant),
+                    await tzdata_versions(conn, tenant),
+                )
+        except (TimeoutError, LedgerUnavailable) as error:
+            return str(error) or f"it did not answer within {LEDGER_TIMEOUT_S:g} s"
+
+    async def _look_at_history(self) -> HistoryHealth | str:
+        try:
+            return await self._history.health(PROBE_TIMEOUT_S)
+        except HistoryAway as error:
+            return str(error)
+
+
+def ledger_findings(checkup: Checkup | str) -> Iterator[Finding]:
+    """What can be told from the ledger; a single failure when it is away."""
+    if isinstance(checkup, str):
+        yield _finding("ledger", "fail", checkup, "start Postgres, or mend the way to it")
+        return
+    yield _finding("ledger", "ok", "it answers")
+    yield _ownership(checkup.partitions)
+    yield _decisions(checkup.partitions)
+    yield _overdue(checkup.runs)
+    yield _expired(checkup.runs)
+    yield _dead(checkup.runs)
+    yield _outbox(checkup)
+    yield _paused(checkup.pauses)
+    yield _tzdata(checkup.tzdata)
+
+
+def kafka_finding(reachable: bool) -> Finding:
+    if reachable:
+        return _finding("kafka", "ok", "the commands topic can be reached")
+    remedy = "start the broker, or mend the way to it; due runs go on meanwhile, creates and history do not"
+    return _finding("kafka", "fail", f"no broker told of the commands topic within {PROBE_TIMEOUT_S:g} s", remedy)
+
+
+def history_finding(health: HistoryHealth | str) -> Finding:
+    """The history is never more than a warning: nothing that runs needs it."""
+    if isinstance(health, str):
+        return _finding("history", "warn", health, "start the history role; it reads on from where it was")
+    if not health.kafka:
+        return _finding("history", "warn", "it has not reached Kafka yet", "look at its log")
+    lag = max(health.lag.values(), default=0)
+    detail = f"at most {lag} records of a partition are not read yet"
+    remedy = "wait while it catches up; when the number grows, look at its log and its disk"
+    return _finding("history", "warn" if lag > HISTORY_WARN_RECORDS else "ok", detail, remedy)
+
+
+def _ownership(found: PartitionsCheckup) -> Finding:
+    if not found.unowned:
+        return _finding("owners", "ok", f"each of {found.total} partitions has one")
+    detail = f"{found.unowned} of {found.total} partitions have none, for {found.unowned_longest_s:.0f} s at most"
+    status: Status = "fail" if found.unowned_longest_s > UNOWNED_FAIL_S else "warn"
+    return _finding("owners", status, detail, "start a streams role, and see in its log why it does not take them over")
+
+
+def _decisions(found: PartitionsCheckup) -> Finding:
+    through = f"decided_through is {found.oldest_decided_s:.0f} s ago at the oldest"
+    if not found.undecided_s:
+        return _finding("decisions", "ok", f"no occurrence waits for one; {through}")
+    waits = f"the oldest occurrence without one has waited {found.undecided_s:.0f} s"
+    detail = f"{waits}; {found.undecided_partitions} partitions have such; {through}"
+    status: Status = "warn" if found.undecided_s > UNDECIDED_WARN_S else "ok"
+    return _finding("decisions", status, detail, "the owners are behind: look for `cannot be decided` in their logs")
+
+
+def _overdue(found: RunsCheckup) -> Finding:
+    if not found.overdue:
+        return _finding("overdue", "ok", "no run waits beyond its time")
+    detail = f"{found.overdue} due runs wait for a worker, the oldest for {found.overdue_s:.0f} s"
+    remedy = f"start workers for queue {found.overdue_queue}, or see `fencepost why {found.overdue_run_id}`"
+    return _finding("overdue", "warn" if found.overdue_s > OVERDUE_WARN_S else "ok", detail, remedy)
+
+
+def _expired(found: RunsCheckup) -> Finding:
+    if not found.expired:
+        return _finding("leases", "ok", "none has expired without being ended")
+    status = _by(found.expired_s, EXPIRED_WARN_S, EXPIRED_FAIL_S)
+    detail = f"{found.expired} leases have expired and were not ended, for {found.expired_s:.0f} s at most"
+    return _finding("leases", status, detail, "owners end them: see that every partition has one, and its log")
+
+
+def _dead(found: RunsCheckup) -> Finding:
+    if not found.dead_last_hour:
+        return _finding("dead", "ok", "no run died within the hour")
+    remedy = "see why with `fencepost dead list`, then replay them with `fencepost dead replay`"
+    return _finding("dead", "warn", f"{found.dead_last_hour} runs died within the hour", remedy)
+
+
+def _outbox(checkup: Checkup) -> Finding:
+    detail = f"{checkup.outbox_rows} rows wait, the oldest for {checkup.outbox_s:.0f} s"
+    remedy = "start the relay role; when it runs, Kafka does not take its records: see its log"
+    return _finding("outbox", _by(checkup.outbox_s, OUTBOX_WARN_S, OUTBOX_FAIL_S), detail, remedy)
+
+
+def _paused(pauses: Sequence[Pause]) -> Finding:
+    if not pauses:
+        return _finding("pauses", "ok", "neither the tenant nor a queue is paused")
+    named = ", ".join("the tenant" if pause.queue is None else f"queue {pause.queue}" for pause in pauses[:10])
+    more = f" and {len(pauses) - 10} more" if len(pauses) > 10 else ""
+    return _finding(
+        "pauses", "warn", f"paused: {named}{more}", "resume what should run, with `fencepost queues resume`"
+    )
+
+
+def _tzdata(versions: set[str]) -> Finding:
+    others = sorted(versions - {TZDATA_VERSION})
+    if not others:
+        return _finding("tzdata", "ok", f"every pending occurrence was computed with {TZDATA_VERSION}, as here")
+    detail = f"this server has {TZDATA_VERSION}, pending occurrences were computed with {', '.join(others)} too"
+    remedy = "run one version everywhere; each job's next occurrence is computed with the new one after it fires"
+    return _finding("tzdata", "warn", detail, remedy)
+
+
+def _by(age_s: float, warn_s: float, fail_s: float) -> Status:
+    return "fail" if age_s > fail_s else "warn" if age_s > warn_s else "ok"
+
+
+def _finding(check: str, status: Status, detail: str, remedy: str | None = None) -> Finding:
+    return Finding(check=check, status=status, detail=detail, remedy=None if status == "ok" else remedy)

@@ -1,0 +1,219 @@
+"""GET /v1/runs/{id}/why and GET /v1/jobs/{id}/why: where a run's time went, and what became of an occurrence.
+
+The run's events tell where it was; the ledger's pauses and takeovers and the leases of its job's other runs tell what
+kept it there. schemas/waits.py makes intervals of them that sum up to the lateness exactly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from uuid import UUID
+
+import msgspec
+
+from api.auth import require_queue
+from api.ended_attempts import ASK_AGAIN_S, HISTORY_CATCHES_UP_S
+from api.endpoints import Call
+from api.history_client import HistoryClient, KnownEvent, KnownOccurrence
+from api.jobs import Jobs
+from api.occurrence_decisions import decision_of
+from api.problems import not_found
+from ledger.completions import what_ended
+from ledger.connection import Connection, Pool, session
+from ledger.explanations import read_ownership
+from ledger.jobs import Job, read_jobs
+from ledger.partitions import Tenure, list_takeovers
+from ledger.pauses import Pause, list_pauses
+from ledger.runs import RunState, read_run
+from ledger.tokens import Identity
+from schemas import http_explanations as http
+from schemas.events import GONE_EVENTS
+from schemas.http import NoBody
+from schemas.ids import partition_of_run, run_id_for
+from schemas.waits import Hindrance, Interval, LifeEvent, Timeline, timeline
+
+_ENDS = GONE_EVENTS - {"run_held"}
+_STATES = {"run_held": "held", "run_leased": "leased", "run_cancel_requested": "leased"}
+
+
+class Why:
+    def __init__(self, pool: Pool, history: HistoryClient, jobs: Jobs) -> None:
+        self._pool = pool
+        self._history = history
+        self._jobs = jobs
+
+    async def run(self, call: Call[NoBody]) -> http.RunWhy:
+        """GET /v1/runs/{id}/why."""
+        return await self._explain(call.identity, call.id("run"))
+
+    async def occurrence(self, call: Call[http.OccurrenceQuery]) -> http.OccurrenceWhy:
+        """GET /v1/jobs/{id}/why?at=…"""
+        job = await self._jobs.known(call)
+        at = call.body.at.astimezone(UTC)
+        until = time.monotonic() + HISTORY_CATCHES_UP_S
+        while True:
+            known = await self._history.occurrence(job.job_id, at)
+            answer = await self._decision(call.identity, job, at, known)
+            # What is on its way from the relay to the history stands in neither.
+            behind = known.version < job.version or answer.decision == "unrecorded"
+            if not behind or time.monotonic() >= until:
+                return answer
+            await asyncio.sleep(ASK_AGAIN_S)
+
+    async def _decision(self, identity: Identity, job: Job, at: datetime, known: KnownOccurrence) -> http.OccurrenceWhy:
+        run_id = run_id_for(job.job_id, at, job.partition)
+        async with session(self._pool) as conn:
+            there = await read_run(conn, run_id) or await what_ended(conn, run_id)
+            now = (await read_ownership(conn, job.partition)).now
+        run = None
+        if there or any(run.run_id == run_id for run in known.runs):
+            run = await self._explain(identity, run_id)
+        answer = decision_of(job, at, known, run, now)
+        answer.incomplete = known.version < job.version
+        answer.other_run_ids = [run.run_id for run in known.runs if run.run_id != run_id]
+        return answer
+
+    async def _explain(self, identity: Identity, run_id: UUID) -> http.RunWhy:
+        """Raises Problem 404, or 403 for another queue's, and HistoryAway."""
+        row, events, incomplete = await self._life(run_id)
+        found = row or (events[-1] if events else None)
+        if found is None or found.tenant != identity.tenant:
+            raise not_found("run")
+        require_queue(identity, found.queue)
+        async with session(self._pool) as conn:
+            job = (await read_jobs(conn, [found.job_id])).get(found.job_id)
+            ownership = await read_ownership(conn, partition_of_run(run_id))
+            since = min((event.due_at or event.at for event in events), default=ownership.now)
+            hindrances = await _hindrances(conn, run_id, found.tenant, found.queue, since)
+        if ownership.owner is None:
+            sentence = "its partition has no owner"
+            hindrances.append(Hindrance("owner_taking_over", ownership.owner_since, None, sentence))
+        if events and _is_gated(row, job):
+            hindrances += await self._overlaps(run_id, found.job_id, since, ownership.now)
+        life = [LifeEvent(*(getattr(event, name) for name in LifeEvent._fields)) for event in events]
+        return _answer(run_id, row, events, timeline(life, hindrances, ownership.now), incomplete, ownership.now)
+
+    async def _life(self, run_id: UUID) -> tuple[RunState | None, list[KnownEvent], bool]:
+        """The ledger's row and the history's events, and whether newer events have not come in time.
+
+        An ended run whose events are between relay and history is nowhere: one of which nothing is known is waited for.
+        """
+        until = time.monotonic() + HISTORY_CATCHES_UP_S
+        while True:
+            async with session(self._pool) as conn:
+                row = await read_run(conn, run_id)
+            events = await self._history.run_events(run_id)
+            complete = _is_complete(row, events)
+            if complete or time.monotonic() >= until:
+                return row, events, not complete
+            await asyncio.sleep(ASK_AGAIN_S)
+
+    async def _overlaps(self, run_id: UUID, job_id: UUID, since: datetime, until: datetime) -> list[Hindrance]:
+        leases = await self._history.job_leases(job_id, since, until)
+        return [
+            Hindrance("overlap", lease.since, lease.until, f"run {lease.run_id} of its job was leased")
+            for lease in leases
+            if lease.run_id != run_id
+        ]
+
+
+def _is_complete(row: RunState | None, events: Sequence[KnownEvent]) -> bool:
+    """Whether the events begin with the run's making and go as far as the ledger."""
+    if not events or events[0].type not in ("run_scheduled", "run_held"):
+        return False
+    return events[-1].version >= row.version if row else events[-1].type in _ENDS
+
+
+def _is_gated(row: RunState | None, job: Job | None) -> bool:
+    """Whether only one run of the job may be leased at a time, as far as is known now."""
+    if row is not None and row.overlap:
+        return True
+    return job is not None and msgspec.json.decode(job.definition).get("overlap", "allow") != "allow"
+
+
+async def _hindrances(conn: Connection, run_id: UUID, tenant: str, queue: str, since: datetime) -> list[Hindrance]:
+    """Pauses of the run's queue and tenant, and the times in which nobody owned its partition."""
+    pauses = await list_pauses(conn, tenant, queue=queue, since=since)
+    tenures = await list_takeovers(conn, partition_of_run(run_id), since)
+    return [*map(_pause, pauses), *_gaps(tenures)]
+
+
+def _pause(pause: Pause) -> Hindrance:
+    by = f"was paused by token {pause.by}"
+    if pause.queue is None:
+        return Hindrance("tenant_paused", pause.paused_at, pause.resumed_at, f"the tenant {by}")
+    return Hindrance("queue_paused", pause.paused_at, pause.resumed_at, f"queue {pause.queue} {by}")
+
+
+def _gaps(tenures: Sequence[Tenure]) -> Iterator[Hindrance]:
+    """The owner before was there when it took over itself, and when it last decided; after that it gave no sign."""
+    for before, tenure in zip([None, *tenures], tenures, strict=False):
+        sign = tenure.decided_through if before is None else max(before.at, tenure.decided_through)
+        sentence = f"its partition had no owner until {tenure.owner} took it over"
+        yield Hindrance("owner_taking_over", sign, tenure.at, sentence)
+
+
+def _answer(
+    run_id: UUID,
+    row: RunState | None,
+    events: Sequence[KnownEvent],
+    found: Timeline,
+    incomplete: bool,
+    now: datetime,
+) -> http.RunWhy:
+    known = events[-1] if events else row
+    assert known is not None
+    return http.RunWhy(
+        run_id=run_id,
+        job_id=known.job_id,
+        state=row.state if row else _state(events[-1].type),
+        reason=known.reason,
+        scheduled_for=row.scheduled_for if row else known.scheduled_for,
+        due_at=found.due_at,
+        first_leased_at=found.first_leased_at,
+        ended_at=found.end and found.end.at,
+        lateness_ms=found.lateness_us / 1000 if events else None,
+        summary=summary(found, incomplete),
+        intervals=[_interval(each, found) for each in found.intervals],
+        incomplete=incomplete,
+        as_of=now,
+    )
+
+
+def _state(event: str) -> str:
+    return _STATES.get(event) or (event.removeprefix("run_") if event in _ENDS else "pending")
+
+
+def _interval(each: Interval, found: Timeline) -> http.WaitInterval:
+    return http.WaitInterval(
+        start=each.start,
+        end=each.end,
+        ms=each.micros / 1000,
+        cause=each.cause,
+        detail=each.sentence,
+        late=found.is_late(each),
+    )
+
+
+def summary(found: Timeline, incomplete: bool) -> str:
+    """One sentence: how late, and of what."""
+    if not found.intervals and found.due_at is None:
+        return "the history has not heard of it yet"
+    missing = "; the newest of it is not known yet" if incomplete else ""
+    if not found.lateness_us:
+        return _punctual(found) + missing
+    late: dict[str, int] = {}
+    for each in filter(found.is_late, found.intervals):
+        late[each.cause] = late.get(each.cause, 0) + each.micros
+    verb = "was leased" if found.first_leased_at else "ended without a lease" if found.end else "waits"
+    causes = ", ".join(f"{micros / 1e6:.3f} s {cause.replace('_', ' ')}" for cause, micros in late.items())
+    return f"it {verb} {found.lateness_us / 1e6:.3f} s after it was due: {causes}{missing}"
+
+
+def _punctual(found: Timeline) -> str:
+    if found.first_leased_at:
+        return "it was leased when it was due"
+    return "it ended before it was due" if found.end else "it is not due yet"
