@@ -31,9 +31,13 @@ class DeclaredJobView(JobView, kw_only=True):
 
 
 class DeclaredPage(Answer, kw_only=True):
-    """In the order of their ids. next: what to give as `after` for the next page; None on the last."""
+    """In the order of their ids. next: what to give as `after` for the next page; None on the last.
+
+    tzdata: the version of the time zones that the server decides with.
+    """
 
     jobs: list[DeclaredJobView]
+    tzdata: str
     next: UUID | None
 
 

@@ -24,6 +24,8 @@ COMMANDS = {
     "work": "fencepost.commandline.shell_worker",
     "send": "fencepost.commandline.bulk_send",
     "next": "fencepost.commandline.next_fires",
+    "plan": "fencepost.commandline.declared_jobs",
+    "apply": "fencepost.commandline.declared_jobs",
 }
 
 
@@ -68,6 +70,7 @@ def main(ctx: click.Context, url: str | None, token: str | None) -> None:
     Examples
       export FENCEPOST_URL=http://127.0.0.1:8400 FENCEPOST_TOKEN=fp_…
       fencepost next "0 9 * * mon-fri" --zone Europe/Berlin
+      fencepost plan jobs.yaml
       fencepost jobs create --queue mail --cron "0 9 * * mon-fri" --zone Europe/Berlin --payload '{"to": "ops"}'
       fencepost work --queue mail -- ./send-mail.sh
       fencepost dead replay --queue mail --reason timeout --per-second 5

@@ -83,6 +83,8 @@ class SyncClient:
     tenant = _blocking(FencepostClient.tenant)
     pause_tenant = _blocking(FencepostClient.pause_tenant)
     resume_tenant = _blocking(FencepostClient.resume_tenant)
+    whoami = _blocking(FencepostClient.whoami)
+    declared_jobs = _blocking(FencepostClient.declared_jobs)
     preview_schedule = _blocking(FencepostClient.preview_schedule)
     query = _blocking(FencepostClient.query)
     lease = _blocking(FencepostClient.lease)
