@@ -24,6 +24,8 @@ COMMANDS = {
     "work": "fencepost.commandline.shell_worker",
     "send": "fencepost.commandline.bulk_send",
     "next": "fencepost.commandline.next_fires",
+    "why": "fencepost.commandline.why",
+    "doctor": "fencepost.commandline.doctor",
     "plan": "fencepost.commandline.declared_jobs",
     "apply": "fencepost.commandline.declared_jobs",
 }
@@ -74,6 +76,7 @@ def main(ctx: click.Context, url: str | None, token: str | None) -> None:
       fencepost jobs create --queue mail --cron "0 9 * * mon-fri" --zone Europe/Berlin --payload '{"to": "ops"}'
       fencepost work --queue mail -- ./send-mail.sh
       fencepost dead replay --queue mail --reason timeout --per-second 5
+      fencepost why 019a3f6e-7c1b-8003-9d0a-3f1f1c6a2b11
       fencepost query "SELECT state, count(*) FROM runs GROUP BY state"
       fencepost send --bootstrap 127.0.0.1:9092 --tenant acme jobs.jsonl
 

@@ -7,13 +7,14 @@ from typing import Any
 from uuid import UUID
 
 from fencepost.declaration_client import DeclarationClient
+from fencepost.explanation_client import ExplanationClient
 from fencepost.job_spec import JobSpec, Schedule, instant_text, schedule_fields, spec_fields
 from fencepost.lease_client import LeaseClient
 from fencepost.models import BackfillAnswer, CommandAnswer, Job, Preview, QueryAnswer, Run
 from fencepost.operator_client import OperatorClient
 
 
-class FencepostClient(LeaseClient, OperatorClient, DeclarationClient):
+class FencepostClient(LeaseClient, OperatorClient, DeclarationClient, ExplanationClient):
     """Use it as `async with FencepostClient(url, token) as fencepost: …`.
 
     Every call may raise the errors of `fencepost.errors`. Calls that got no answer, or 503, are repeated for
