@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import httpx
 import psycopg
 
 from connectors.stack import LocalStack, RoleSpec, StackError
@@ -22,6 +25,7 @@ from streams.topics import Topics, create_topics
 Say = Callable[[str], None]
 
 LOCAL_TENANT = "demo"
+OWNED_DEADLINE_S = 60.0
 
 
 def init(bootstrap: str, dsn: str, topics: Topics, partitions: int, say: Say, *, replication_factor: int = 1) -> None:
@@ -59,13 +63,20 @@ class Local:
         apis: int = 1,
     ) -> None:
         self.state, self._say, self._partitions = state.resolve(), say, partitions
+        self._owners = [f"streams-{number}" for number in range(owners)]
         self.stack = LocalStack(self.state, kafka=kafka, postgres=postgres, say=say, init=self._init)
-        for role in self._roles(owners, apis):
+        for role in self._roles(apis):
             self.stack.add_role(role)
 
     def up(self) -> None:
-        """Start everything that does not run yet."""
+        """Start everything that does not run yet, and wait until every partition has an owner: then commands apply."""
         self.stack.up()
+        began = time.monotonic()
+        while (owned := self._owned()) < self._partitions:
+            if time.monotonic() - began > OWNED_DEADLINE_S:
+                raise StackError(f"only {owned} of {self._partitions} partitions have an owner; see the owners' logs")
+            time.sleep(0.1)
+        self._say(f"all {self._partitions} partitions are owned")
 
     @property
     def url(self) -> str:
@@ -86,6 +97,11 @@ class Local:
             return asyncio.run(_partitions(self.stack.dsn))
         return []
 
+    def _owned(self) -> int:
+        """How many partitions the owners themselves say they own."""
+        answers = [_health(self.stack.port_for(owner)) for owner in self._owners]
+        return sum(len(answer.get("partitions", ())) for answer in answers)
+
     @property
     def _token_file(self) -> Path:
         return self.state / "token"
@@ -105,11 +121,9 @@ class Local:
     async def _token_is_good(self, conn: Connection) -> bool:
         return self._token_file.exists() and await find_token(conn, self.token) is not None
 
-    def _roles(self, owners: int, apis: int) -> list[RoleSpec]:
+    def _roles(self, apis: int) -> list[RoleSpec]:
         history = self._role("history")
-        streams = [
-            self._role(f"streams-{number}", "streams", "--name", f"streams-{number}") for number in range(owners)
-        ]
+        streams = [self._role(owner, "streams", "--name", owner) for owner in self._owners]
         names = ["api"] + [f"api-{number}" for number in range(1, apis)]
         ready = [
             self._role(name, "api", "--history-url", f"http://127.0.0.1:{history.port}", ready=True) for name in names
@@ -132,6 +146,14 @@ class Local:
             health_url=f"http://127.0.0.1:{port}/{'readyz' if ready else 'healthz'}",
             port=port,
         )
+
+
+def _health(port: int) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=5).json()
+        return answer
+    except httpx.HTTPError:
+        return {}
 
 
 async def _partitions(dsn: str) -> list[PartitionStatus]:

@@ -78,9 +78,10 @@ async def run_api(settings: Settings, history_url: str, stop: Stop) -> None:
 
 async def _together(stop: Stop, *works: Coroutine[Any, Any, None]) -> None:
     """Run all until `stop`; when one fails the others are stopped and the failure is raised."""
-    async with asyncio.TaskGroup() as group:
-        for work in works:
-            group.create_task(_stopping(stop, work))
+    tasks = [asyncio.create_task(_stopping(stop, work)) for work in works]
+    await asyncio.wait(tasks)
+    for task in tasks:
+        task.result()
 
 
 async def _stopping(stop: Stop, work: Awaitable[None]) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from datetime import datetime
 from typing import NamedTuple
+
+from psycopg.errors import UndefinedTable
 
 from ledger.connection import Connection, Pool, session
 from ledger.fence import OwnerTransaction
@@ -36,10 +39,11 @@ async def init_partitions(conn: Connection, count: int) -> None:
 
 async def partition_count(conn: Connection) -> int:
     """P. Raises LedgerMismatch when the ledger was never initialised."""
-    row = await (await conn.execute("SELECT value FROM settings WHERE key = 'partitions'")).fetchone()
-    if row is None:
-        raise LedgerMismatch(["the ledger is not initialised: run `fencepostd init`"])
-    return int(row[0])
+    with suppress(UndefinedTable):
+        row = await (await conn.execute("SELECT value FROM settings WHERE key = 'partitions'")).fetchone()
+        if row is not None:
+            return int(row[0])
+    raise LedgerMismatch(["the ledger is not initialised: run `fencepostd init`"])
 
 
 async def await_partition_count(pool: Pool) -> int:

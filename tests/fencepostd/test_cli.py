@@ -1,0 +1,110 @@
+"""The server's command line, run as people run it, on servers that are there already."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from connectors.stack import KafkaBroker
+from fencepostd.cli import main
+from ledger.connection import ledger_pool, session
+from ledger.tokens import find_token
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.fixture
+def stack(tmp_path: Path, kafka_broker: KafkaBroker, empty_ledger_dsn: str) -> Iterator[list[str]]:
+    """The options that name a state folder and the servers to use; whatever was started is taken down."""
+    state = ["--state", str(tmp_path / "state")]
+    yield [*state, "--kafka", kafka_broker.bootstrap, "--postgres", empty_ledger_dsn]
+    run("down", *state)
+
+
+@pytest.mark.apache_kafka(reason="the group's coordinator hands partitions over within seconds only there")
+def test_up_status_logs_down_and_up_again(stack: list[str]) -> None:
+    state = stack[:2]
+    up = run("up", *stack)
+    assert up.exit_code == 0, up.output
+    url, token = re.findall(r"FENCEPOST_(?:URL|TOKEN)=(\S+)", up.output)
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}) as client:
+        created = client.post("/v1/jobs", json={"queue": "mail", "schedule": {"cron": "0 9 * * *"}})
+        assert created.status_code == 201, created.text
+
+        status = run("status", *state)
+        assert status.exit_code == 0, status.output
+        for part in ("postgres", "kafka", "history", "relay", "streams-0", "streams-1", "api"):
+            assert re.search(rf"^{part} +ok ", status.output, re.MULTILINE), status.output
+        held = [int(count) for count in re.findall(r"streams-\d owns (\d+)", status.output)]
+        assert sum(held) == 16
+        assert "owned under epoch" in run("logs", *state, "streams-0").output
+
+        assert run("down", *state).exit_code == 0
+        down = run("status", *state)
+        assert down.exit_code == 1
+        assert "streams-0    down" in down.output
+
+    assert run("up", *stack).exit_code == 0
+    job = httpx.get(url + created.headers["Location"], headers={"Authorization": f"Bearer {token}"})
+    assert job.json().get("schedule") == {"cron": "0 9 * * *", "zone": "UTC"}, job.text
+
+
+def test_logs_of_what_was_never_started_names_what_there_is(tmp_path: Path) -> None:
+    result = run("logs", "--state", str(tmp_path), "api")
+    assert result.exit_code == 1
+    assert "api has no log" in result.output
+
+
+def test_init_twice_is_harmless_and_another_number_of_partitions_is_refused(
+    kafka_broker: KafkaBroker, empty_ledger_dsn: str, tmp_path: Path
+) -> None:
+    options = ["--kafka", kafka_broker.bootstrap, "--postgres", empty_ledger_dsn, "--topic-prefix", tmp_path.name]
+    for _ in range(2):
+        assert run("init", *options, "--partitions", "4").exit_code == 0
+    refused = run("init", *options, "--partitions", "5")
+    assert refused.exit_code == 1
+    assert "4 partitions, not 5" in refused.output
+
+
+def test_token_is_shown_once_and_ends_when_it_is_revoked(ledger_dsn: str) -> None:
+    created = run(
+        "token", "create", "--postgres", ledger_dsn, "--tenant", "acme", "--role", "worker", "--queue", "mail"
+    )
+    token = created.output.strip()
+    assert asyncio.run(identity(ledger_dsn, token)) == ("acme", "worker", ["mail"])
+    token_id = token.split("_")[1]
+    assert run("token", "revoke", "--postgres", ledger_dsn, token_id).output == f"revoked {token_id}\n"
+    assert asyncio.run(identity(ledger_dsn, token)) is None
+    assert run("token", "revoke", "--postgres", ledger_dsn, token_id).exit_code == 1
+
+
+async def identity(dsn: str, token: str) -> tuple[str, str, list[str] | None] | None:
+    async with ledger_pool(dsn, size=1) as pool, session(pool) as conn:
+        found = await find_token(conn, token)
+    return found and (found.tenant, found.role, found.queues)
+
+
+def test_role_refuses_a_ledger_that_was_never_initialised(postgres_server: str, tmp_path: Path) -> None:
+    """In a process of its own: a role takes over the signals of its process."""
+    command = [sys.executable, "-m", "fencepostd", "run", "streams", "--name", "streams-x", "--state", str(tmp_path)]
+    servers = ["--port", "0", "--kafka", "127.0.0.1:9", "--postgres", postgres_server]
+    refused = subprocess.run([*command, *servers], check=False, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 1
+    assert "run `fencepostd init`" in refused.stderr
+
+
+def test_every_command_explains_itself() -> None:
+    for command in ("up", "down", "status", "logs", "init", "run", "token"):
+        help_text = run(command, "--help").output
+        assert len(help_text.splitlines()) > 5, json.dumps(help_text)
