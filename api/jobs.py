@@ -36,7 +36,7 @@ from schemas.commands import (
 )
 from schemas.errors import InvalidSchedule
 from schemas.ids import idempotent_id, new_id
-from schemas.schedule import Recurring, first_fire, next_fire, parse_schedule, to_json
+from schemas.schedule import first_fire, parse_schedule, to_json
 
 _SPEC_FIELDS = frozenset(JobSpec.__struct_fields__)
 
@@ -51,7 +51,7 @@ class Jobs:
         identity, key, issued_at = call.identity, idempotency_key(call), datetime.now(UTC)
         require_queue(identity, call.body.queue)
         job_id = idempotent_id(identity.tenant, key) if key else new_id()
-        spec = job_spec(call.body, job_id, issued_at)
+        spec = job_spec(call.body, job_id, new_at=issued_at)
         if key and (job := await self._find(identity, job_id)):
             return _created(_same_job(job, spec))
         command_id = command_id_of(identity, key, "create", job_id)
@@ -68,7 +68,7 @@ class Jobs:
         job = await self.known(call, alive=True)
         require_queue(call.identity, call.body.queue)
         head, effective_from = command_head(call, "update", job.job_id), call.body.effective_from
-        spec = job_spec(call.body, job.job_id, head["issued_at"], edited=(job, effective_from))
+        spec = job_spec(call.body, job.job_id)
         command = UpdateJob(**head, spec=spec, effective_from=effective_from, if_version=call.body.if_version)
         starts = effective_from and effective_from.astimezone(UTC)
         await self._commands.check_key(call, command.command_id, [*_comparable(spec), starts])
@@ -125,23 +125,18 @@ class Jobs:
         return job if job and job.tenant == identity.tenant else None
 
 
-Edited = tuple[Job, datetime | None]  # the job as it was, and from when on the new schedule counts
+def job_spec(body: http.NewJob, job_id: UUID, *, new_at: datetime | None = None) -> JobSpec:
+    """The definition, its schedule in canonical form. Raises Problem 422.
 
-
-def job_spec(body: http.NewJob, job_id: UUID, issued_at: datetime, *, edited: Edited | None = None) -> JobSpec:
-    """The definition, its schedule in canonical form. edited: of an edit. Raises Problem 422 or InvalidSchedule."""
+    new_at: when the job is created; whether an edit's schedule still fires depends on the job, and its owner tells.
+    """
     try:
         schedule = parse_schedule(body.schedule, job_id=job_id)
-        if edited and isinstance(schedule, Recurring):
-            job, effective_from = edited
-            after = max(issued_at, effective_from or issued_at)
-            fires = next_fire(schedule, after, job_id=job_id, created_at=job.created_at) is not None
-        else:
-            fires = first_fire(schedule, job_id=job_id, created_at=issued_at) is not None
+        fires = new_at is None or first_fire(schedule, job_id=job_id, created_at=new_at) is not None
     except InvalidSchedule as error:
         raise invalid_schedule(error) from None
     if not fires:
-        raise invalid("schedule", "the schedule never fires; check startAt, endAt and effectiveFrom")
+        raise invalid("schedule", "the schedule never fires; check startAt and endAt")
     fields = {name: getattr(body, name) for name in _SPEC_FIELDS}
     return JobSpec(**{**fields, "schedule": to_json(schedule), "payload": payload_text(body.payload)})
 

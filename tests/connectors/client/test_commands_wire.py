@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID, uuid4
@@ -12,11 +13,29 @@ from hypothesis import strategies as st
 
 import fencepost
 from fencepost import InvalidInput, JobSpec, Schedule
-from fencepost.commands import create_command, job_command, trigger_command
+from fencepost.commands import (
+    backfill_command,
+    create_command,
+    job_command,
+    replay_command,
+    run_command,
+    trigger_command,
+    update_command,
+)
 from fencepost.job_spec import parse_spec, spec_fields
 from fencepost.wire import encode_command, record_of
 from schemas.codec import Codec
-from schemas.commands import Command, CreateJob, PauseJob, TriggerJob, decode_commands
+from schemas.commands import (
+    BackfillJob,
+    CancelRun,
+    Command,
+    CreateJob,
+    PauseJob,
+    ReplayRun,
+    TriggerJob,
+    UpdateJob,
+    decode_commands,
+)
 
 NINE = datetime(2026, 3, 1, 9, 0, 0, 123456, UTC)
 
@@ -104,6 +123,54 @@ def test_server_reads_a_batch_in_order() -> None:
     assert pause.command_id == key_id
     assert isinstance(trigger, TriggerJob)
     assert trigger.payload == '{"n":1}'
+
+
+def test_server_reads_an_edit_with_all_its_policies() -> None:
+    job_id, spec = uuid4(), JobSpec(
+        queue="q", schedule=fencepost.every(60), retry_backoff="fixed", retry_base_seconds=2, retry_max_seconds=9,
+        catch_up="all", catch_up_limit=5, payload=[1],
+    )  # fmt: skip
+    [command] = read(encode_command("UpdateJob", update_command("acme", job_id, spec, NINE, None)))
+    assert isinstance(command, UpdateJob)
+    assert (command.job_id, command.effective_from, command.spec.payload) == (job_id, NINE, "[1]")
+    assert (command.spec.retry_backoff, command.spec.retry_base_seconds, command.spec.retry_max_seconds) == (
+        "fixed", 2, 9,
+    )  # fmt: skip
+    assert (command.spec.catch_up, command.spec.catch_up_limit) == ("all", 5)
+
+
+def test_server_reads_commands_about_runs_and_ranges() -> None:
+    job_id, run_id, key_id = uuid4(), uuid4(), uuid4()
+    end = NINE + timedelta(hours=1)
+    backfill, cancel, replay, at_once = read(
+        encode_command("BackfillJob", backfill_command("acme", job_id, NINE, end, {"n": 1}, key_id)),
+        encode_command("CancelRun", run_command("acme", job_id, run_id, None)),
+        encode_command("ReplayRun", replay_command("acme", job_id, run_id, NINE, None)),
+        encode_command("ReplayRun", replay_command("acme", job_id, run_id, None, None)),
+    )
+    assert isinstance(backfill, BackfillJob)
+    assert (backfill.command_id, backfill.after, backfill.through, backfill.payload) == (key_id, NINE, end, '{"n":1}')
+    assert isinstance(cancel, CancelRun)
+    assert (cancel.job_id, cancel.run_id) == (job_id, run_id)
+    assert isinstance(replay, ReplayRun)
+    assert isinstance(at_once, ReplayRun)
+    assert (replay.run_id, replay.due_at, at_once.due_at) == (run_id, NINE, None)
+
+
+@pytest.mark.parametrize("field", ["effectiveFrom", "from", "to", "dueAt"])
+def test_an_instant_without_a_zone_is_refused_by_name(field: str) -> None:
+    naive, job_id = datetime(2026, 3, 1), uuid4()
+    makers: dict[str, Callable[[], object]] = {
+        "effectiveFrom": lambda: update_command(
+            "acme", job_id, JobSpec(queue="q", schedule=fencepost.every(5)), naive, None
+        ),
+        "from": lambda: backfill_command("acme", job_id, naive, NINE, None, None),
+        "to": lambda: backfill_command("acme", job_id, NINE, naive, None, None),
+        "dueAt": lambda: replay_command("acme", job_id, job_id, naive, None),
+    }
+    with pytest.raises(InvalidInput, match="no zone") as caught:
+        makers[field]()
+    assert caught.value.field == field
 
 
 @given(st.integers(1, 300))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 from uuid import UUID
@@ -14,7 +15,16 @@ from uuid import UUID
 import confluent_kafka
 from confluent_kafka import KafkaException
 
-from fencepost.commands import Record, create_command, job_command, trigger_command
+from fencepost.commands import (
+    Record,
+    backfill_command,
+    create_command,
+    job_command,
+    replay_command,
+    run_command,
+    trigger_command,
+    update_command,
+)
 from fencepost.errors import InvalidInput, KafkaUnreachable, TopicMissing
 from fencepost.ids import idempotent_id, new_id, partition_of_job
 from fencepost.job_spec import JobSpec, Name, convert
@@ -93,6 +103,22 @@ class CommandProducer:
         self._send("CreateJob", job_id, create_command(self._tenant, job_id, spec))
         return job_id
 
+    def update(
+        self,
+        job_id: UUID,
+        spec: JobSpec,
+        *,
+        effective_from: datetime | None = None,
+        idempotency_key: str | None = None,
+    ) -> UUID:
+        """Give a job another definition, which is `spec` as a whole.
+
+        effective_from: the new schedule fires only after this aware instant; it never fires for the past.
+        """
+        command_id = self._command_id(idempotency_key, "update", job_id)
+        self._send("UpdateJob", job_id, update_command(self._tenant, job_id, spec, effective_from, command_id))
+        return job_id
+
     def pause(self, job_id: UUID, *, idempotency_key: str | None = None) -> UUID:
         """Put a job's pending runs aside."""
         return self._send_plain("PauseJob", job_id, idempotency_key)
@@ -110,6 +136,35 @@ class CommandProducer:
         command = trigger_command(self._tenant, job_id, payload, self._command_id(idempotency_key, "trigger", job_id))
         self._send("TriggerJob", job_id, command)
         return job_id
+
+    def backfill(
+        self,
+        job_id: UUID,
+        after: datetime,
+        through: datetime,
+        payload: Any = None,
+        *,
+        idempotency_key: str | None = None,
+    ) -> UUID:
+        """Run the occurrences after `after` up to and with `through` beside the schedule, at most 1,000."""
+        command_id = self._command_id(idempotency_key, "backfill", job_id)
+        command = backfill_command(self._tenant, job_id, after, through, payload, command_id)
+        self._send("BackfillJob", job_id, command)
+        return job_id
+
+    def cancel(self, job_id: UUID, run_id: UUID, *, idempotency_key: str | None = None) -> UUID:
+        """Cancel a run of the job: at once, or when a worker has it with its next heartbeat. Returns the run id."""
+        command = run_command(self._tenant, job_id, run_id, self._command_id(idempotency_key, "cancel", run_id))
+        self._send("CancelRun", job_id, command)
+        return run_id
+
+    def replay(
+        self, job_id: UUID, run_id: UUID, *, due_at: datetime | None = None, idempotency_key: str | None = None
+    ) -> UUID:
+        """Give a dead run of the job all its attempts again, due at once or at an aware instant. Returns the run id."""
+        command_id = self._command_id(idempotency_key, "replay", run_id)
+        self._send("ReplayRun", job_id, replay_command(self._tenant, job_id, run_id, due_at, command_id))
+        return run_id
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Send what is buffered and wait until the broker has all of it, or the delivery timeout has passed.
@@ -141,9 +196,9 @@ class CommandProducer:
         self._send(name, job_id, job_command(self._tenant, job_id, self._command_id(idempotency_key, verb, job_id)))
         return job_id
 
-    def _command_id(self, key: str | None, verb: str, job_id: UUID) -> UUID | None:
-        """As the API makes it: a key has its effect once for each verb and job."""
-        return idempotent_id(self._tenant, f"{key}\x00{verb} {job_id}") if key else None
+    def _command_id(self, key: str | None, verb: str, about: UUID) -> UUID | None:
+        """As the API makes it: a key has its effect once for each verb and job or run."""
+        return idempotent_id(self._tenant, f"{key}\x00{verb} {about}") if key else None
 
     def _send(self, name: str, job_id: UUID, fields: Record) -> None:
         if self._closed.is_set():

@@ -98,7 +98,8 @@ def changed_spec(job: Job, options: Mapping[str, Any]) -> JobSpec:
     old = convert(job.schedule, Schedule)
     if any(kind in schedule and getattr(old, kind) is None for kind in KINDS):
         old = Schedule()
-    own = {name: getattr(job, name) for name in JobSpec.__struct_fields__ if getattr(job, name) is not None}
+    told = (name for name in JobSpec.__struct_fields__ if name in job.__struct_fields__)
+    own = {name: getattr(job, name) for name in told if getattr(job, name) is not None}
     return JobSpec(**{**own, **rest, "schedule": msgspec.structs.replace(old, **schedule)})
 
 
