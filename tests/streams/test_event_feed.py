@@ -119,6 +119,7 @@ async def test_events_that_retention_has_taken_are_reported_as_gone(fed: Fed, fe
     await until(lambda: fed.versions == {0: [4]})
 
 
+@pytest.mark.apache_kafka(reason="tansu does not say that an offset is out of range")
 async def test_an_offset_beyond_the_topic_s_end_is_reported_as_gone(fed: Fed, feed: EventFeed) -> None:
     feed.assign(0, 1_000)
     await until(lambda: fed.gone == [0])
