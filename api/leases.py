@@ -24,15 +24,8 @@ from api.ready_index import Queue, ReadyIndex, ReadyRun, Waiter
 from api.ready_poll import ReadyPoll
 from ledger.connection import Pool, session
 from ledger.fence import api_transaction
-from ledger.leases import (
-    HeldLease,
-    LeaseAsk,
-    LeasedRun,
-    lease_runs,
-    recall_leases,
-    release_runs,
-    remember_leases,
-)
+from ledger.lease_requests import recall_leases, remember_leases
+from ledger.leases import HeldLease, LeaseAsk, LeasedRun, lease_runs, release_runs
 from schemas import http
 from schemas.commands import LANES
 from schemas.errors import FencepostError, TryAgain

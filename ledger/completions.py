@@ -11,7 +11,8 @@ from ledger.connection import Connection
 from ledger.fence import hold_job_states
 from ledger.leases import OF_CALLER
 from ledger.outbox import emit
-from ledger.returns import ENDED_RUN, FREE_SLOTS, JOB_OF_RUN, TAKE_BACK, fate, retry_delay_s
+from ledger.returns import ENDED_RUN, JOB_OF_RUN, TAKE_BACK, fate, retry_delay_s
+from ledger.slots import FREE_SLOTS
 
 
 class Completion(NamedTuple):
@@ -31,14 +32,14 @@ WITH ended AS (
                  %(queues)s::text[]) AS c (run_id, lease_token, result, tenant, queues)
     WHERE r.run_id = c.run_id AND r.lease_token = c.lease_token AND r.state = 'leased'
       AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now()) AND {OF_CALLER}
+      AND r.cancel_reason IS DISTINCT FROM 'replaced'
     RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,
-              r.lease_token, r.scheduled_for, r.worker_id, r.overlap, c.result,
-              r.cancel_reason IS NOT DISTINCT FROM 'replaced' AS replaced
+              r.lease_token, r.scheduled_for, r.worker_id, r.overlap, c.result
 ), freed AS ({FREE_SLOTS}), event AS (
     {
     emit(
         "run_completed",
-        "ended WHERE NOT replaced",
+        "ended",
         attempts="attempt",
         lease_tokens="lease_token",
         scheduled_for="scheduled_for",
@@ -46,20 +47,31 @@ WITH ended AS (
         results="result",
     )
 }
-), replaced_event AS (
-    {
+)
+SELECT run_id FROM ended
+"""
+
+# The rare path, for runs that another of their job has replaced: too late to be completed, but their slot is wanted.
+END_REPLACED = f"""
+WITH ended AS (
+    DELETE FROM runs r
+    USING unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(tenants)s::text[], %(queues)s::text[])
+              AS c (run_id, lease_token, tenant, queues)
+    WHERE r.run_id = c.run_id AND r.lease_token = c.lease_token AND r.cancel_reason = 'replaced' AND {OF_CALLER}
+    RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,
+              r.lease_token, r.scheduled_for, r.worker_id, r.overlap, r.cancel_reason
+), freed AS ({FREE_SLOTS})
+{
     emit(
         "run_cancelled",
-        "ended WHERE replaced",
+        "ended",
         attempts="attempt",
         lease_tokens="lease_token",
         scheduled_for="scheduled_for",
         worker_ids="worker_id",
-        reasons="'replaced'::text",
+        reasons="cancel_reason",
     )
 }
-)
-SELECT run_id FROM ended WHERE NOT replaced
 """
 
 
@@ -73,18 +85,18 @@ async def complete_runs(
     missing, too: it ends as cancelled, and the other may start. Locks only these rows.
     """
     completions = sorted(completions, key=lambda completion: completion.run_id.int)
-    cursor = await conn.execute(
-        COMPLETE_RUNS,
-        {
-            "run_ids": [completion.run_id for completion in completions],
-            "lease_tokens": [completion.lease_token for completion in completions],
-            "results": [completion.result for completion in completions],
-            "tenants": [completion.tenant for completion in completions],
-            "queues": [completion.queues for completion in completions],
-            "now": now,
-        },
-    )
-    return [row[0] for row in await cursor.fetchall()]
+    asked = {
+        "run_ids": [completion.run_id for completion in completions],
+        "lease_tokens": [completion.lease_token for completion in completions],
+        "results": [completion.result for completion in completions],
+        "tenants": [completion.tenant for completion in completions],
+        "queues": [completion.queues for completion in completions],
+        "now": now,
+    }
+    done = [row[0] for row in await (await conn.execute(COMPLETE_RUNS, asked)).fetchall()]
+    if len(done) < len(completions):
+        await conn.execute(END_REPLACED, asked)
+    return done
 
 
 class Ended(NamedTuple):

@@ -14,6 +14,7 @@ from ledger.fence import hold_job_states
 from ledger.outbox import emit
 from ledger.pauses import NOT_PAUSED
 from ledger.returns import ENDED_RUN, JOB_OF_RUN, TAKE_BACK, fate
+from ledger.slots import take_slots
 
 
 class LeaseAsk(NamedTuple):
@@ -40,19 +41,27 @@ class LeasedRun(NamedTuple):
 
 
 # The ledger's own word for how much of a lease is left: no other clock can tell.
-_LEASE_S = "extract(epoch FROM {}lease_expires_at - coalesce(%(now)s::timestamptz, now()))::float8"
+LEASE_LEFT_S = "extract(epoch FROM r.lease_expires_at - coalesce(%(now)s::timestamptz, now()))::float8"
 
 _ASKED = """
     unnest(%(run_ids)s::uuid[], %(epochs)s::bigint[], %(worker_ids)s::text[], %(visibility_s)s::float8[])
         AS ask (run_id, epoch, worker_id, visibility_s)
 """
-# One CASE, so that the planner sees no condition that it might rather begin with: it goes from `ask` by primary key.
-_LEASABLE = f"""
+
+
+def _leasable(overlap: str) -> str:
+    """SQL for when run `r` may be leased for `ask`: due and the rest, and `overlap` is as here.
+
+    One CASE, so that the planner sees no condition that it might begin with: it goes from `ask` by primary key.
+    """
+    return f"""
     r.run_id = ask.run_id AND p.partition = r.partition AND p.epoch = ask.epoch AND CASE
         WHEN r.state <> 'pending' OR r.due_at > coalesce(%(now)s::timestamptz, now())
           OR r.start_by < coalesce(%(now)s::timestamptz, now()) THEN false
-        ELSE {NOT_PAUSED} END
-"""
+        ELSE r.overlap {overlap} AND {NOT_PAUSED} END
+    """
+
+
 # least() passes over the NULL of an attempt without an end.
 _TAKE = """
     SET state = 'leased', version = r.version + 1, attempt = r.attempt + 1, lease_token = r.lease_token + 1,
@@ -63,52 +72,38 @@ _TAKE = """
 """
 _LEASED = """
     r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version, r.attempt, r.lease_token, r.lease_expires_at,
-    r.scheduled_for, r.due_at, r.worker_id, r.payload
+    r.scheduled_for, r.due_at, r.worker_id, r.payload, least(ask.visibility_s, r.timeout_s) AS lease_s
 """
 
-# Gated runs, those of jobs whose overlap is not allow, are leased only with their job's slot. They are looked for among
-# what the first update left, if it left any, so that other runs do not pay for them. Their rows are locked before any
-# slot is asked for: who waits for a slot may then hold nothing that its holder still wants. Of two runs of a job the
-# one due first gets it. NOT IN and IS TRUE are look-ups in a hash; joins could only be nested loops here.
-LEASE_RUNS = f"""
-WITH free AS (
-    UPDATE runs r {_TAKE} FROM {_ASKED}, partitions p
-    WHERE {_LEASABLE} AND r.overlap = 0
-    RETURNING {_LEASED}
-), gated AS (
-    SELECT r.run_id, r.job_id, r.due_at, r.scheduled_for
-    FROM {_ASKED}, runs r, partitions p
-    WHERE (SELECT count(*) FROM free) < cardinality(%(run_ids)s::uuid[])
-      AND ask.run_id NOT IN (SELECT run_id FROM free) AND {_LEASABLE} AND r.overlap <> 0
-    FOR UPDATE OF r
-), slots AS (
-    INSERT INTO job_slots (job_id, run_id)
-    SELECT job_id, run_id FROM gated ORDER BY job_id, due_at, scheduled_for, run_id
-    ON CONFLICT (job_id) DO NOTHING
-    RETURNING run_id
-), single AS (
-    UPDATE runs r {_TAKE} FROM {_ASKED}
-    WHERE (SELECT count(*) FROM slots) > 0
-      AND r.run_id = ask.run_id AND (ask.run_id IN (SELECT run_id FROM slots)) IS TRUE
-    RETURNING {_LEASED}
-), leased AS (
-    SELECT * FROM free UNION ALL SELECT * FROM single
-), event AS (
-    {
-    emit(
-        "run_leased",
-        "leased",
-        attempts="attempt",
-        lease_tokens="lease_token",
-        scheduled_for="scheduled_for",
-        due_at="due_at",
-        lease_expires_at="lease_expires_at",
-        worker_ids="worker_id",
-    )
-}
+_LEASE_EVENT = emit(
+    "run_leased",
+    "leased",
+    attempts="attempt",
+    lease_tokens="lease_token",
+    scheduled_for="scheduled_for",
+    due_at="due_at",
+    lease_expires_at="lease_expires_at",
+    worker_ids="worker_id",
 )
-SELECT run_id, job_id, attempt, lease_token, lease_expires_at, scheduled_for, due_at, payload, {_LEASE_S.format("")}
-FROM leased
+_ANSWER = f"SELECT {', '.join(LeasedRun._fields)} FROM leased"
+
+LEASE_RUNS = f"""
+WITH leased AS (
+    UPDATE runs r {_TAKE} FROM {_ASKED}, partitions p
+    WHERE {_leasable("= 0")}
+    RETURNING {_LEASED}
+), event AS ({_LEASE_EVENT})
+{_ANSWER}
+"""
+
+# For what the first statement left: so that the others do not pay for gated runs. IS TRUE keeps it from being a join.
+LEASE_GATED_RUNS = f"""
+WITH {take_slots(_ASKED, _leasable("<> 0"))}, leased AS (
+    UPDATE runs r {_TAKE} FROM {_ASKED}
+    WHERE r.run_id = ask.run_id AND (ask.run_id IN (SELECT run_id FROM slots)) IS TRUE
+    RETURNING {_LEASED}
+), event AS ({_LEASE_EVENT})
+{_ANSWER}
 """
 
 
@@ -120,8 +115,16 @@ async def lease_runs(conn: Connection, asks: Sequence[LeaseAsk], *, now: datetim
     owner who lost its partition. Locks only these rows, in the order of their ids, and then slots of their jobs.
     """
     asks = sorted(asks, key=lambda ask: ask.run_id.int)  # UUID's own comparison runs in Python
+    leased = await _lease(conn, LEASE_RUNS, asks, now)
+    if len(leased) < len(asks):
+        taken = {run.run_id for run in leased}
+        leased += await _lease(conn, LEASE_GATED_RUNS, [ask for ask in asks if ask.run_id not in taken], now)
+    return leased
+
+
+async def _lease(conn: Connection, statement: str, asks: Sequence[LeaseAsk], now: datetime | None) -> list[LeasedRun]:
     cursor = await conn.execute(
-        LEASE_RUNS,
+        statement,
         {
             "run_ids": [ask.run_id for ask in asks],
             "epochs": [ask.epoch for ask in asks],
@@ -176,7 +179,7 @@ FROM unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(visibility_s)s::f
          AS c (run_id, lease_token, visibility_s, tenant, queues, progress)
 WHERE r.run_id = c.run_id AND r.lease_token = c.lease_token AND r.state = 'leased'
   AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now()) AND {OF_CALLER}
-RETURNING r.run_id, r.lease_expires_at, r.cancel_reason IS NOT NULL, {_LEASE_S.format("r.")}
+RETURNING r.run_id, r.lease_expires_at, r.cancel_reason IS NOT NULL, {LEASE_LEFT_S}
 """
 
 
@@ -278,38 +281,3 @@ async def _give_back(conn: Connection, returns: Sequence[_Return], now: datetime
     columns = {name: [each[place] for each in returns] for place, name in enumerate(names)}
     await hold_job_states(conn, [each[0] for each in returns])
     return await (await conn.execute(RELEASE_RUNS, {**columns, "now": now})).fetchall()
-
-
-# A request id that is there already belongs to a call whose leases are gone, or its repetition would have got them.
-REMEMBER_LEASES = """
-INSERT INTO lease_requests (request_id, run_ids, lease_tokens) VALUES (%s, %s, %s)
-ON CONFLICT (request_id) DO UPDATE SET run_ids = excluded.run_ids, lease_tokens = excluded.lease_tokens, at = now()
-"""
-
-
-async def remember_leases(conn: Connection, request_id: UUID, runs: Sequence[LeasedRun]) -> None:
-    """Note what a lease call got, in the transaction that leased it, so that its repetition gets the same."""
-    await conn.execute(REMEMBER_LEASES, (request_id, [run.run_id for run in runs], [run.lease_token for run in runs]))
-
-
-RECALL_LEASES = f"""
-SELECT r.run_id, r.job_id, r.attempt, r.lease_token, r.lease_expires_at, r.scheduled_for, r.due_at, r.payload,
-       {_LEASE_S.format("r.")}
-FROM lease_requests q, unnest(q.run_ids, q.lease_tokens) AS lease (run_id, lease_token), runs r
-WHERE q.request_id = %(request_id)s AND r.run_id = lease.run_id AND r.lease_token = lease.lease_token
-  AND r.state = 'leased' AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now())
-"""
-
-
-async def recall_leases(conn: Connection, request_id: UUID, *, now: datetime | None = None) -> list[LeasedRun]:
-    """The runs that an earlier call with this request id leased and still holds; none for a new id."""
-    asked = {"request_id": request_id, "now": now}
-    return [LeasedRun(*row) for row in await (await conn.execute(RECALL_LEASES, asked)).fetchall()]
-
-
-FORGET_LEASE_REQUESTS = "DELETE FROM lease_requests WHERE at < now() - interval '2 minutes'"
-
-
-async def forget_lease_requests(conn: Connection) -> None:
-    """Drop what no repetition will ask for any more."""
-    await conn.execute(FORGET_LEASE_REQUESTS)

@@ -7,6 +7,7 @@ states of the runs' jobs first (see `hold_job_states`), so that no pause and no 
 from __future__ import annotations
 
 from ledger.outbox import emit
+from ledger.slots import FREE_SLOTS
 
 # Needs `runs r`, and selects locked rows of it into a CTE
 # `ended (run_id, job_id, overlap, fate, attempt, due_at, worker_id, reason)`, whose first three are ENDED_RUN.
@@ -38,11 +39,6 @@ def retry_delay_s(asked_s: str) -> str:
     return f"""CASE WHEN {asked_s} IS NULL THEN greatest(0.000001, {_BACKOFF_S})
         ELSE greatest(0, least({RETRY_AFTER_MAX_S}, {asked_s})) END"""
 
-
-# Whoever ends a lease frees its slot. Needs a CTE `ended` with the columns of ENDED_RUN.
-FREE_SLOTS = """
-    DELETE FROM job_slots s USING ended e WHERE e.overlap <> 0 AND s.job_id = e.job_id AND s.run_id = e.run_id
-"""
 
 _RUN = "r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane"
 _ATTEMPT = {"attempts": "attempt", "lease_tokens": "lease_token", "scheduled_for": "scheduled_for"}

@@ -91,11 +91,12 @@ CREATE TABLE runs (
     timeout_s        float8,
     start_by         timestamptz,                  -- the last instant at which it may start; NULL: any, or it has started
     attempt_ends_at  timestamptz,                  -- no heartbeat extends the lease beyond it
-    cancel_reason    text CONSTRAINT runs_cancel_reason CHECK (cancel_reason IN ('cancelled', 'replaced')),
+    cancel_reason    text,                         -- 'cancelled' or 'replaced': the worker is told to stop
     progress         text,                         -- the last note of the attempt
     CHECK ((state = 'leased') = (lease_expires_at IS NOT NULL)),
     CHECK ((state = 'leased') = (worker_id IS NOT NULL)),
-    CONSTRAINT runs_of_an_attempt CHECK (state = 'leased' OR (attempt_ends_at IS NULL AND cancel_reason IS NULL))
+    CONSTRAINT runs_of_an_attempt CHECK ((attempt_ends_at IS NULL AND cancel_reason IS NULL) OR (
+        state = 'leased' AND (cancel_reason IS NULL OR cancel_reason IN ('cancelled', 'replaced'))))
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX runs_by_partition ON runs (partition, job_id);
 CREATE INDEX runs_by_queue ON runs (tenant, queue, lane, due_at);

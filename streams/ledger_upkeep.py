@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from ledger.commands import forget_outcomes
 from ledger.connection import Pool, ledger_pool, session
-from ledger.leases import forget_lease_requests
+from ledger.lease_requests import forget_lease_requests
 from ledger.partitions import forget_takeovers
 from schemas.errors import LedgerUnavailable
 

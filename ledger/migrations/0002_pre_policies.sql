@@ -15,9 +15,10 @@ ALTER TABLE runs
     ADD timeout_s       float8,
     ADD start_by        timestamptz,
     ADD attempt_ends_at timestamptz,
-    ADD cancel_reason   text CONSTRAINT runs_cancel_reason CHECK (cancel_reason IN ('cancelled', 'replaced')),
+    ADD cancel_reason   text,
     ADD progress        text,
-    ADD CONSTRAINT runs_of_an_attempt CHECK (state = 'leased' OR (attempt_ends_at IS NULL AND cancel_reason IS NULL));
+    ADD CONSTRAINT runs_of_an_attempt CHECK ((attempt_ends_at IS NULL AND cancel_reason IS NULL) OR (
+        state = 'leased' AND (cancel_reason IS NULL OR cancel_reason IN ('cancelled', 'replaced'))));
 
 ALTER TABLE outbox
     ADD counts bigint[],

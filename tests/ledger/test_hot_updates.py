@@ -7,10 +7,10 @@ from uuid import UUID
 import pytest
 from psycopg import sql
 
-from ledger.completions import COMPLETE_RUNS, EXPIRE_LEASES, FAIL_RUNS, Completion
+from ledger.completions import COMPLETE_RUNS, END_REPLACED, EXPIRE_LEASES, FAIL_RUNS, Completion
 from ledger.connection import Connection, session
 from ledger.fence import api_transaction
-from ledger.leases import EXTEND_LEASES, LEASE_RUNS, RELEASE_RUNS, Beat, HeldLease, extend_leases
+from ledger.leases import EXTEND_LEASES, LEASE_GATED_RUNS, LEASE_RUNS, RELEASE_RUNS, Beat, HeldLease, extend_leases
 from tests.ledger.owned_partition import NOW, OwnedPartition, later
 
 CYCLES = 40
@@ -84,8 +84,10 @@ async def test_no_index_covers_a_column_that_lease_heartbeat_or_finish_changes(o
 
 STATEMENTS = {
     "lease": LEASE_RUNS,
+    "lease gated": LEASE_GATED_RUNS,
     "heartbeat": EXTEND_LEASES,
     "complete": COMPLETE_RUNS,
+    "end replaced": END_REPLACED,
     "fail": FAIL_RUNS,
     "release": RELEASE_RUNS,
     "expire": EXPIRE_LEASES,
@@ -101,9 +103,11 @@ async def test_every_statement_about_runs_goes_by_the_primary_key(owned: OwnedPa
         await conn.execute("ANALYZE runs")
         plan = await (await conn.execute(sql.SQL("EXPLAIN " + STATEMENTS[name]), parameters)).fetchall()
     lines = [row[0] for row in plan]
-    scans = [line for line in lines if "Scan" in line and (" on runs" in line or " on jobs" in line)]
+    scans = [line for line in lines if "Scan" in line and (" on runs" in line or " on job" in line)]
     assert scans
-    assert all("runs_pkey" in line or "jobs_pkey" in line for line in scans), "\n".join(lines)
+    assert all("runs_pkey" in line or "jobs_pkey" in line or "job_slots_pkey" in line for line in scans), "\n".join(
+        lines
+    )
 
 
 def parameters_for(run_ids: list[UUID]) -> dict[str, object]:

@@ -13,16 +13,14 @@ import pytest
 from ledger.completions import Completion, Failure
 from ledger.connection import Pool, session
 from ledger.fence import api_transaction, take_over
+from ledger.lease_requests import forget_lease_requests, recall_leases, remember_leases
 from ledger.leases import (
     Beat,
     ExtendedLease,
     HeldLease,
     LeasedRun,
     extend_leases,
-    forget_lease_requests,
     lease_runs,
-    recall_leases,
-    remember_leases,
 )
 from tests.ledger.owned_partition import NOW, OwnedPartition, ids, later, names
 

@@ -1,0 +1,44 @@
+"""Lease calls that carry a request id: their repetition gets the same runs again instead of leaking a lease."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+from ledger.connection import Connection
+from ledger.leases import LEASE_LEFT_S, LeasedRun
+
+# A request id that is there already belongs to a call whose leases are gone, or its repetition would have got them.
+REMEMBER_LEASES = """
+INSERT INTO lease_requests (request_id, run_ids, lease_tokens) VALUES (%s, %s, %s)
+ON CONFLICT (request_id) DO UPDATE SET run_ids = excluded.run_ids, lease_tokens = excluded.lease_tokens, at = now()
+"""
+
+
+async def remember_leases(conn: Connection, request_id: UUID, runs: Sequence[LeasedRun]) -> None:
+    """Note what a lease call got, in the transaction that leased it, so that its repetition gets the same."""
+    await conn.execute(REMEMBER_LEASES, (request_id, [run.run_id for run in runs], [run.lease_token for run in runs]))
+
+
+RECALL_LEASES = f"""
+SELECT r.run_id, r.job_id, r.attempt, r.lease_token, r.lease_expires_at, r.scheduled_for, r.due_at, r.payload,
+       {LEASE_LEFT_S}
+FROM lease_requests q, unnest(q.run_ids, q.lease_tokens) AS lease (run_id, lease_token), runs r
+WHERE q.request_id = %(request_id)s AND r.run_id = lease.run_id AND r.lease_token = lease.lease_token
+  AND r.state = 'leased' AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now())
+"""
+
+
+async def recall_leases(conn: Connection, request_id: UUID, *, now: datetime | None = None) -> list[LeasedRun]:
+    """The runs that an earlier call with this request id leased and still holds; none for a new id."""
+    asked = {"request_id": request_id, "now": now}
+    return [LeasedRun(*row) for row in await (await conn.execute(RECALL_LEASES, asked)).fetchall()]
+
+
+FORGET_LEASE_REQUESTS = "DELETE FROM lease_requests WHERE at < now() - interval '2 minutes'"
+
+
+async def forget_lease_requests(conn: Connection) -> None:
+    """Drop what no repetition will ask for any more."""
+    await conn.execute(FORGET_LEASE_REQUESTS)
