@@ -7,9 +7,11 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+import msgspec
 import pytest
 
 from api.app import ApiSettings
+from fencepost.explanation_client import OccurrenceExplanation, RunExplanation
 from ledger.advances import Advance, advance_jobs
 from ledger.connection import Pool, session
 from ledger.fence import OwnerTransaction, owner_transaction
@@ -41,7 +43,8 @@ async def why(caller: Caller, run_id: UUID | str) -> dict[str, Any]:
 
 
 def assert_sums_up(answer: dict[str, Any]) -> None:
-    """The intervals follow each other without a gap, and the late ones are the lateness."""
+    """The intervals follow each other without a gap, and the late ones are the lateness; the client reads them so."""
+    msgspec.convert(answer, RunExplanation)
     intervals = answer["intervals"]
     assert [each["to"] for each in intervals[:-1]] == [each["from"] for each in intervals[1:]]
     assert sum(round(each["ms"] * 1000) for each in intervals if each["late"]) == round(answer["latenessMs"] * 1000)
@@ -196,6 +199,7 @@ async def occurrence(caller: Caller, job_id: UUID, at: datetime) -> dict[str, An
     response = await asked(caller, job_id, at.isoformat().replace("+00:00", "Z"))
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
+    assert msgspec.convert(answer, OccurrenceExplanation).at == at
     return answer
 
 

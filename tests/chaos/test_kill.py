@@ -18,6 +18,7 @@ pytestmark = [
 ONE_OFFS = 3_000
 SPREAD_S = 12.0
 DEAD_S_MAX = 2.0
+EXPLAINED_RUNS = 300  # of each trial, at random
 EVERYTHING = (*SERVERS, *ROLES)
 
 NewTrial = Callable[[str], Trial]
@@ -59,7 +60,7 @@ def kill_and_restart(trial: Trial, victim: str) -> None:
 
 
 def assert_all_is_well(trial: Trial) -> None:
-    """Everything that was accepted is completed, once, and the history comes to know it."""
+    """Everything that was accepted is completed, once, the history comes to know it, and can explain its lateness."""
     report = trial.converge()
     assert report.violations == []
     assert report.completed == len(trial.one_offs) >= ONE_OFFS
@@ -68,6 +69,9 @@ def assert_all_is_well(trial: Trial) -> None:
         CONVERGENCE_DEADLINE_S,
         "the history has caught up",
     )
+    explained = trial.explained(EXPLAINED_RUNS)
+    assert explained.wrong == []
+    assert explained.runs == EXPLAINED_RUNS
 
 
 @pytest.mark.parametrize("title", SCENARIOS)

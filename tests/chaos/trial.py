@@ -17,6 +17,7 @@ from fencepostd.local import LOCAL_TENANT
 from streams.topics import Topics
 from tests.chaos.checker import Report, check
 from tests.chaos.cluster import Cluster, WorkerProcess, wait_for
+from tests.chaos.explanations import Explanations, explain, first_leases
 from tests.chaos.history import History, WorkerEntry
 from tests.chaos.observations import read_commands, read_events, read_ledger, topic_ends
 from tests.chaos.timeline import Timeline
@@ -195,6 +196,17 @@ class Trial:
         except httpx.HTTPError:
             return -1
         return int(answer.json()["rows"][0][0]) if answer.is_success else -1
+
+    def explained(self, count: int) -> Explanations:
+        """What the API says of why so many of this trial's runs, picked at random, waited."""
+        topic = Topics().run_events
+        events = read_events(self.cluster.stack.bootstrap, topic, self._starts[topic], self.job_ids())
+        leases = first_leases(events)
+        picked = self.timeline.random.sample(sorted(leases), min(count, len(leases)))
+        local = self.cluster.local
+        explanations = explain(local.url, local.token, {run_id: leases[run_id] for run_id in picked})
+        self.timeline.note(str(explanations))
+        return explanations
 
     def job_ids(self) -> set[str]:
         """Of all jobs of this trial."""

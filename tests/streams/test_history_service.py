@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -15,10 +16,10 @@ import pytest
 import pytest_asyncio
 
 from connectors.stack import KafkaBroker
-from schemas.codec import Codec
+from schemas.codec import Codec, Record
 from streams.history_service import HistoryRole
 from streams.topics import Topics
-from tests.streams.event_samples import JOB_ID, life_of, new_topics, produce_events, run_event
+from tests.streams.event_samples import JOB_ID, START, life_of, new_topics, produce_events, run_event
 
 DEADLINE_S = 30.0
 RoleStart = Callable[[], AbstractAsyncContextManager[HistoryRole]]
@@ -205,3 +206,63 @@ async def test_a_successor_waits_for_the_file_and_reads_on(
         await asyncio.wait_for(waiting, DEADLINE_S)
         async with httpx.AsyncClient(base_url=successor.url) as client:
             assert (await client.get(f"/runs/{DONE}")).json()["state"] == "completed"
+
+
+async def test_the_events_of_a_run_come_by_version(client: httpx.AsyncClient) -> None:
+    events = (await client.get(f"/runs/{DONE}/events")).json()["events"]
+    assert [event["type"] for event in events] == ["run_scheduled", "run_leased", "run_completed"]
+    assert events[1] == {
+        **{"type": "run_leased", "at": "2026-03-01T12:00:00.500000Z", "version": 2, "attempt": 1},
+        **{"tenant": "acme", "jobId": str(JOB_ID), "queue": "mail", "workerId": "worker-1", "reason": None},
+        **{"dueAt": "2026-03-01T12:00:00Z", "scheduledFor": "2026-03-01T12:00:00Z"},
+    }
+    assert (await client.get(f"/runs/{UUID(int=3)}/events")).json() == {"events": []}
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "found"),
+    [
+        ("12:00:00", "12:00:01", True),  # it begins within
+        ("12:00:02", "12:00:04", True),  # it ends within
+        ("12:00:03", "12:00:04", False),
+        ("11:00:00", "12:00:00.500000", False),
+    ],
+)
+async def test_the_leases_of_a_job_are_those_that_reach_into_the_time(
+    client: httpx.AsyncClient, since: str, until: str, found: bool
+) -> None:
+    asked = {"since": f"2026-03-01T{since}+00:00", "until": f"2026-03-01T{until}+00:00"}
+    leases = (await client.get(f"/jobs/{JOB_ID}/leases", params=asked)).json()["leases"]
+    assert [lease["runId"] for lease in leases] == ([str(DONE)] if found else [])
+    if found and until != "12:00:01":
+        assert leases[0]["until"] == "2026-03-01T12:00:03Z"
+
+
+async def test_what_bears_on_an_occurrence_is_its_runs_and_the_ranges_around_it(
+    kafka_broker: KafkaBroker, topics: Topics, client: httpx.AsyncClient
+) -> None:
+    def job_event(version: int, kind: str, **fields: object) -> Record:
+        return run_event(DONE, version, kind, **fields) | {"runId": None}
+
+    first, last = START + timedelta(hours=1), START + timedelta(hours=3)
+    created = job_event(1, "job_created", definition="{}", dueAt=START)
+    skipped = job_event(2, "occurrences_skipped", scheduledFor=first, dueAt=last, count=3, reason="catch-up none")
+    produce_events(kafka_broker.bootstrap, topics, [created, skipped], partition=1)
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            answer = (await client.get(f"/jobs/{JOB_ID}/occurrence", params={"at": first.isoformat()})).json()
+            if answer["version"] == 2:
+                break
+            await asyncio.sleep(0.05)
+    [skipped_range] = answer["ranges"]
+    assert {name: skipped_range[name] for name in ("first", "last", "count", "reason")} == {
+        **{"first": "2026-03-01T13:00:00Z", "last": "2026-03-01T15:00:00Z"},
+        **{"count": 3, "reason": "catch-up none"},
+    }
+    assert [(event["type"], event["cursor"]) for event in answer["jobEvents"]] == [
+        ("job_created", "2026-03-01T12:00:00Z")
+    ]
+    asked = {"at": START.isoformat()}
+    at_start = (await client.get(f"/jobs/{JOB_ID}/occurrence", params=asked)).json()
+    assert at_start["ranges"] == []
+    assert str(DONE) in [run["runId"] for run in at_start["runs"]]

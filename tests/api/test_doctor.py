@@ -1,0 +1,163 @@
+"""The doctor's findings, from a real ledger, broker and history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from api.app import ApiSettings
+from api.doctor import history_finding, kafka_finding, ledger_findings
+from api.history_client import HistoryHealth
+from fencepost.explanation_client import Diagnosis
+from ledger.connection import Pool, session
+from schemas.zones import TZDATA_VERSION
+from tests.api.conftest import Caller, Callers, Past, with_history
+from tests.api.owner import Owner
+
+Findings = dict[str, dict[str, Any]]
+
+
+@pytest.fixture
+def settings(settings: ApiSettings, request: pytest.FixtureRequest) -> ApiSettings:
+    """With a history, and a relay, for the tests that ask for them; it takes a second to start them."""
+    return with_history(settings, request.getfixturevalue("past")) if "past" in request.fixturenames else settings
+
+
+async def diagnosis(caller: Caller) -> tuple[str, Findings]:
+    """The worst status, and the findings by their checks."""
+    response = await caller.get("/v1/doctor")
+    assert response.status_code == 200, response.text
+    body = response.json()
+    msgspec.convert(body, Diagnosis)
+    return body["status"], {finding["check"]: finding for finding in body["findings"]}
+
+
+async def change(pool: Pool, statement: str) -> None:
+    async with session(pool) as conn:
+        await conn.execute(statement)
+
+
+async def test_a_sound_installation_has_nothing_but_ok(operator: Caller, owner: Owner, past: Past) -> None:
+    await owner.make_due(due_in_s=3600)
+    await past.relayed()
+    status, findings = await diagnosis(operator)
+    assert list(findings) == [
+        *("ledger", "owners", "decisions", "overdue", "leases", "dead", "outbox", "pauses", "tzdata"),
+        *("kafka", "history"),
+    ]
+    assert status == "ok", findings
+    assert all(finding["remedy"] is None for finding in findings.values())
+
+
+@pytest.mark.usefixtures("owner")
+async def test_partitions_without_an_owner_fail_once_it_lasts(operator: Caller, ledger_pool: Pool) -> None:
+    await change(ledger_pool, "UPDATE partitions SET owner = NULL, owner_since = now() WHERE partition < 3")
+    _, findings = await diagnosis(operator)
+    assert (findings["owners"]["status"], findings["owners"]["detail"][:7]) == ("warn", "3 of 16")
+    await change(ledger_pool, "UPDATE partitions SET owner_since = now() - interval '1 min' WHERE owner IS NULL")
+    status, findings = await diagnosis(operator)
+    assert (status, findings["owners"]["status"]) == ("fail", "fail")
+    assert findings["owners"]["remedy"]
+
+
+async def test_an_occurrence_that_waits_for_its_decision_is_a_warning_and_a_quiet_partition_is_none(
+    operator: Caller, owner: Owner, ledger_pool: Pool
+) -> None:
+    await change(ledger_pool, "UPDATE partitions SET decided_through = now() - interval '1 hour'")
+    assert (await diagnosis(operator))[1]["decisions"]["status"] == "ok"
+    await owner.make_due(due_in_s=-90)
+    _, findings = await diagnosis(operator)
+    assert findings["decisions"]["status"] == "warn"
+    assert "has waited 9" in findings["decisions"]["detail"]
+
+
+async def test_runs_that_no_worker_takes_are_a_warning_that_names_their_queue(operator: Caller, owner: Owner) -> None:
+    await owner.make_due(2, due_in_s=-90)
+    _, findings = await diagnosis(operator)
+    assert (findings["overdue"]["status"], findings["overdue"]["detail"][:10]) == ("warn", "2 due runs")
+    assert "queue mail" in findings["overdue"]["remedy"]
+
+
+async def test_runs_of_a_paused_queue_are_not_overdue_but_the_pause_is_told(operator: Caller, owner: Owner) -> None:
+    await owner.make_due(due_in_s=-90)
+    await operator.post("/v1/queues/mail/pause")
+    _, findings = await diagnosis(operator)
+    assert findings["overdue"]["status"] == "ok"
+    assert (findings["pauses"]["status"], findings["pauses"]["detail"]) == ("warn", "paused: queue mail")
+
+
+async def test_a_lease_that_nobody_ends_fails(
+    worker: Caller, operator: Caller, owner: Owner, ledger_pool: Pool
+) -> None:
+    await owner.make_due()
+    await worker.lease(waitSeconds=5)
+    await change(ledger_pool, "UPDATE runs SET lease_expires_at = now() - interval '90 s'")
+    _, findings = await diagnosis(operator)
+    assert (findings["leases"]["status"], findings["leases"]["detail"][:8]) == ("fail", "1 leases")
+
+
+async def test_dead_runs_of_the_hour_and_of_this_tenant_are_a_warning(
+    worker: Caller, operator: Caller, owner: Owner, callers: Callers, ledger_pool: Pool
+) -> None:
+    [run_id] = await owner.make_due()
+    [run] = await worker.lease(waitSeconds=5)
+    await worker.post(f"/v1/runs/{run_id}/fail", {"leaseToken": run["leaseToken"], "error": "no", "permanent": True})
+    assert (await diagnosis(operator))[1]["dead"]["status"] == "warn"
+    assert (await diagnosis(await callers("operator", tenant="umbra")))[1]["dead"]["status"] == "ok"
+    await change(ledger_pool, "UPDATE dead_runs SET died_at = now() - interval '2 hours'")
+    assert (await diagnosis(operator))[1]["dead"]["status"] == "ok"
+
+
+async def test_an_outbox_that_nobody_empties_fails(operator: Caller, owner: Owner, ledger_pool: Pool) -> None:
+    await owner.make_due(due_in_s=3600)
+    await change(ledger_pool, "UPDATE outbox SET at = now() - interval '10 min'")
+    _, findings = await diagnosis(operator)
+    assert findings["outbox"]["status"] == "fail"
+    assert "the relay" in findings["outbox"]["remedy"]
+
+
+async def test_occurrences_of_another_tzdata_are_a_warning(operator: Caller, owner: Owner, ledger_pool: Pool) -> None:
+    await owner.make_due(due_in_s=3600)
+    await change(ledger_pool, "UPDATE jobs SET tzdata_version = '1999a'")
+    _, findings = await diagnosis(operator)
+    assert findings["tzdata"]["status"] == "warn"
+    assert "1999a" in findings["tzdata"]["detail"]
+    assert TZDATA_VERSION in findings["tzdata"]["detail"]
+
+
+async def test_a_ledger_that_is_away_is_one_failed_check_beside_the_others(operator: Caller, ledger_pool: Pool) -> None:
+    await diagnosis(operator)  # the token is remembered
+    await ledger_pool.close()
+    status, findings = await diagnosis(operator)
+    assert (status, findings["ledger"]["status"], findings["kafka"]["status"]) == ("fail", "fail", "ok")
+    assert "owners" not in findings
+
+
+async def test_only_operators_and_admins_are_told(callers: Callers, worker: Caller, producer: Caller) -> None:
+    for caller in (worker, producer):
+        assert (await caller.get("/v1/doctor")).status_code == 403
+    assert (await (await callers("admin")).get("/v1/doctor")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("health", "status", "said"),
+    [
+        (HistoryHealth(True, {"0": 0, "1": 1_000}), "ok", "1000"),
+        (HistoryHealth(True, {"0": 1_001}), "warn", "1001"),
+        (HistoryHealth(False, {}), "warn", "Kafka"),
+        ("the history did not answer", "warn", "did not answer"),
+    ],
+)
+def test_a_history_that_is_behind_or_away_is_a_warning(health: HistoryHealth | str, status: str, said: str) -> None:
+    finding = history_finding(health)
+    assert finding.status == status
+    assert said in finding.detail
+    assert (finding.remedy is None) == (status == "ok")
+
+
+def test_kafka_and_a_ledger_that_are_away_fail() -> None:
+    assert kafka_finding(False).status == "fail"
+    [only] = ledger_findings("no connection")
+    assert (only.check, only.status, only.detail) == ("ledger", "fail", "no connection")
