@@ -81,16 +81,16 @@ class JobUnknown(CommandRejected):
     code = "job_unknown"
 
 
+class RunUnknown(CommandRejected):
+    """The command names a run that is none of the job's, or not in a state in which it could have an effect."""
+
+    code = "run_unknown"
+
+
 class JobConflict(CommandRejected):
     """A create whose job id is taken by a job with another definition."""
 
     code = "job_conflict"
-
-
-class NotSupported(CommandRejected):
-    """The command decodes, but this version does not carry it out yet."""
-
-    code = "not_supported"
 
 
 class QueryRejected(CommandRejected):

@@ -1,11 +1,17 @@
-"""Deciding occurrences: when a job's pending occurrence has come, its next one becomes a pending run."""
+"""Deciding occurrences: when a job's pending occurrence has come, its next one becomes a pending run.
+
+What has passed meanwhile is caught up with as the job's policy says (streams/catch_up.py): an occurrence becomes a run,
+or is skipped with its reason, and either way its cursor moves past it exactly once.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache
+from itertools import zip_longest
 from uuid import UUID
 
 import msgspec
@@ -16,19 +22,23 @@ from ledger.jobs import read_jobs
 from schemas.errors import InvalidSchedule
 from schemas.events import Event
 from schemas.ids import run_id_for
-from schemas.schedule import Schedule, due_at, next_fire, parse_schedule
-from streams.command_batch import run_scheduled
+from schemas.schedule import Schedule, parse_schedule
+from streams.catch_up import CatchUp, SkippedRange, catch_up
+from streams.effects import range_skipped, run_scheduled
 from streams.rebuild import job_event_of
 from streams.timing_state import JobTimer, TimingState, from_us, to_us
 
 log = logging.getLogger(__name__)
+
+LINKS_A_JOB = 20  # moves of a cursor in one transaction; a job that is further behind goes on in the next
 
 
 class Decided:
     """events: to fold. finished: jobs without another occurrence. stale: jobs that the state knew wrongly, as they are.
 
     early: jobs whose occurrence has not come after all. undecidable: jobs whose schedule this build cannot read, as
-    when its tzdata has lost their zone.
+    when its tzdata has lost their zone. superseded: jobs whose pending occurrence is not to run after all. behind: jobs
+    with more occurrences to decide at once. skipped: how many occurrences made no run, by reason.
     """
 
     def __init__(self) -> None:
@@ -37,32 +47,37 @@ class Decided:
         self.stale: dict[bytes, Event] = {}
         self.early: dict[bytes, int] = {}
         self.undecidable: list[bytes] = []
+        self.superseded: set[bytes] = set()
+        self.behind: list[bytes] = []
+        self.skipped: Counter[str] = Counter()
 
 
-async def decide(tx: OwnerTransaction, state: TimingState, job_ids: Sequence[bytes]) -> Decided:
+async def decide(
+    tx: OwnerTransaction, state: TimingState, job_ids: Sequence[bytes], *, first_seen_late: bool = False
+) -> Decided:
     """Move the cursors of jobs whose pending occurrence has come, and make the runs of their next ones.
 
-    After a time without an owner the occurrences between are not made up for, except the pending one (catchUp
-    `latest`): the next one is computed from now. Raises EpochLost, LedgerUnavailable.
+    first_seen_late: whether it had come a while before the owner learned of it. Raises EpochLost, LedgerUnavailable.
     """
     decided = Decided()
-    advances = _advances(tx, state, job_ids, decided)
-    runs = await advance_jobs(tx, advances) if advances else []
-    decided.events = [run_scheduled(run) for run in runs]
-    moved = {run.job_id for run in runs}
-    left = [advance.job_id for advance in advances if advance.job_id not in moved]
-    jobs = await read_jobs(tx.conn, left) if left else {}
-    for job_id in left:
-        job = jobs.get(job_id)
-        if job is None or job.state != "active" or job.next_fire_at is None:
-            decided.finished.append(job_id.bytes)
-        else:
-            decided.stale[job_id.bytes] = job_event_of(job)
+    chains = _chains(tx, state, job_ids, decided, first_seen_late)
+    moved: set[UUID] = set()
+    # A job's moves follow each other, so each statement has one of each job.
+    for links in zip_longest(*chains.values()):
+        advances = [advance for advance in links if advance is not None]
+        runs = await advance_jobs(tx, advances)
+        decided.events += map(run_scheduled, runs)
+        moved |= {run.job_id for run in runs}
+    await _look_at_rest(tx, [job_id for job_id in chains if job_id not in moved], decided)
+    for job_id in moved:
+        _note_moves(chains[job_id], tx.now, decided)
     return decided
 
 
-def _advances(tx: OwnerTransaction, state: TimingState, job_ids: Sequence[bytes], decided: Decided) -> list[Advance]:
-    advances = []
+def _chains(
+    tx: OwnerTransaction, state: TimingState, job_ids: Sequence[bytes], decided: Decided, first_seen_late: bool
+) -> dict[UUID, list[Advance]]:
+    chains = {}
     for job_id in dict.fromkeys(job_ids):
         timer = state.job(job_id)
         if timer is None:
@@ -70,23 +85,86 @@ def _advances(tx: OwnerTransaction, state: TimingState, job_ids: Sequence[bytes]
         if timer.cursor_us > to_us(tx.now):  # moved since it was queued, or the ledger's clock was put back
             decided.early[job_id] = timer.cursor_us
             continue
+        key = UUID(bytes=job_id)
         try:
-            advances.append(advance_of(UUID(bytes=job_id), timer, tx.fence.partition, tx.now))
+            chains[key] = chain_of(key, timer, tx.fence.partition, tx.now, first_seen_late=first_seen_late)
         except InvalidSchedule:
-            log.exception("job %s cannot be decided", UUID(bytes=job_id))
+            log.exception("job %s cannot be decided", key)
             decided.undecidable.append(job_id)
-    return advances
+    return chains
 
 
-def advance_of(job_id: UUID, timer: JobTimer, partition: int, now: datetime) -> Advance:
-    """The next occurrence of a job, as a move of its cursor."""
-    fired_at, created_at = from_us(timer.cursor_us), from_us(timer.created_us)
+def chain_of(
+    job_id: UUID, timer: JobTimer, partition: int, now: datetime, *, first_seen_late: bool = False
+) -> list[Advance]:
+    """The moves of a job's cursor from its pending occurrence on to one that is still to come, or as far as goes."""
+    cursor, created_at, version = from_us(timer.cursor_us), from_us(timer.created_us), timer.version
     schedule = _schedule(msgspec.json.encode(timer.schedule), job_id)
-    fire = next_fire(schedule, max(fired_at, now), job_id=job_id, created_at=created_at)
-    if fire is None:
-        return Advance(job_id, timer.version, fired_at, None, None, None)
-    run_id = run_id_for(job_id, fire, partition)
-    return Advance(job_id, timer.version, fired_at, fire, run_id, due_at(schedule, fire, job_id=job_id))
+    chain: list[Advance] = []
+    while len(chain) < LINKS_A_JOB:
+        found = catch_up(
+            schedule,
+            timer.catch_up,
+            cursor,
+            now,
+            created_at,
+            job_id,
+            limit=timer.catch_up_limit,
+            start_deadline_s=timer.start_deadline_s,
+            first_seen_late=first_seen_late and not chain,
+        )
+        chain += _links(job_id, version, cursor, found, partition)
+        version += len(found.skipped)
+        if found.next_fire is None or found.next_fire > now:
+            break
+        cursor = found.next_fire
+    return chain
+
+
+def _links(job_id: UUID, version: int, cursor: datetime, found: CatchUp, partition: int) -> Iterator[Advance]:
+    """What was found as moves, each over at most one range; the last one makes the next occurrence's run."""
+    skipped_run_id = run_id_for(job_id, cursor, partition) if found.cursor_skipped else None
+    skip_reason = found.cursor_skipped
+    for each in found.skipped[:-1]:
+        move = Advance(job_id, version, cursor, each.last, None, None, skipped_run_id, skip_reason)
+        yield _over(move, each)
+        cursor, version, skipped_run_id, skip_reason = each.last, version + 1, None, None
+    run_id = run_id_for(job_id, found.next_fire, partition) if found.next_fire else None
+    move = Advance(job_id, version, cursor, found.next_fire, run_id, found.due_at, skipped_run_id, skip_reason)
+    yield _over(move, found.skipped[-1]) if found.skipped else move
+
+
+def _over(move: Advance, skipped: SkippedRange) -> Advance:
+    return move._replace(
+        range_first=skipped.first, range_last=skipped.last, range_count=skipped.count, range_reason=skipped.reason
+    )
+
+
+async def _look_at_rest(tx: OwnerTransaction, job_ids: list[UUID], decided: Decided) -> None:
+    """Jobs that got no run: without another occurrence, or known wrongly."""
+    jobs = await read_jobs(tx.conn, job_ids) if job_ids else {}
+    for job_id in job_ids:
+        job = jobs.get(job_id)
+        if job is None or job.state != "active" or job.next_fire_at is None:
+            decided.finished.append(job_id.bytes)
+        else:
+            decided.stale[job_id.bytes] = job_event_of(job)
+
+
+def _note_moves(chain: list[Advance], now: datetime, decided: Decided) -> None:
+    last = chain[-1]
+    if chain[0].skip_reason is not None:
+        decided.superseded.add(chain[0].job_id.bytes)
+    if last.next_fire_at is None:
+        decided.finished.append(last.job_id.bytes)
+    elif last.next_fire_at <= now:
+        decided.behind.append(last.job_id.bytes)
+    for move in chain:
+        if move.skip_reason is not None:
+            decided.skipped[move.skip_reason] += 1
+        if move.range_count is not None and move.range_reason is not None:
+            decided.skipped[move.range_reason] += move.range_count
+            decided.events.append(range_skipped(move.job_id, move.version + 1))
 
 
 @lru_cache(maxsize=10_000)

@@ -16,6 +16,17 @@ HINT_LATENESS_SECONDS = Histogram(
     "fencepost_hint_lateness_seconds", "From a run's due time to its hint", buckets=_LATENCY_BUCKETS
 )
 OCCURRENCES_DECIDED = Counter("fencepost_occurrences_decided_total", "Occurrences that became pending runs")
+OCCURRENCES_SKIPPED = Counter(
+    "fencepost_occurrences_skipped_total", "Occurrences that were caught up with by skipping them", ["reason"]
+)
+DECIDED_THROUGH_SECONDS = Gauge(
+    "fencepost_decided_through_seconds", "Unix time up to which every occurrence has its decision", ["partition"]
+)
+UNDECIDED_LAG_SECONDS = Gauge(
+    "fencepost_undecided_lag_seconds", "How far behind the ledger's time the decisions are", ["partition"]
+)
+JOBS_BEHIND = Gauge("fencepost_jobs_behind", "Jobs that are being caught up with", ["partition"])
+RUNS_BLOCKED = Gauge("fencepost_runs_blocked", "Runs that wait for another one of their job", ["partition"])
 LEASES_EXPIRED = Counter("fencepost_leases_expired_total", "Attempts that ended by expiry", ["outcome"])
 RUNS_REHINTED = Counter("fencepost_runs_rehinted_total", "Run ids hinted again because nobody had leased them")
 PARTITIONS_OWNED = Gauge("fencepost_partitions_owned", "Partitions this process owns")

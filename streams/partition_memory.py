@@ -1,7 +1,9 @@
 """What an owner remembers of its partition: the timing state on disk, and the near future in wheels.
 
 The next 30 s are loaded ahead; whatever is folded in before the loaded edge goes straight into the wheels. A run that
-was hinted stays under watch until somebody leases it: hints may be lost.
+was hinted stays under watch until somebody leases it: hints may be lost. Two kinds of due runs are not hinted at once:
+a late run of a job's pending occurrence is withheld until that is decided, for it may turn out to be superseded; and a
+gated run must pass its job's overlap rule first.
 """
 
 from __future__ import annotations
@@ -9,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import UUID
 
 from schemas.events import Event
-from streams.timing_state import Position, TimingState, Waiting, scan_key
+from schemas.ids import partition_of_run, run_id_for
+from streams.catch_up import GRACE_S
+from streams.timing_state import Position, TimingState, Waiting, WaitingRun, from_us, scan_key
 from streams.timing_wheel import TimingWheel
 
 LOOKAHEAD_US = 30_000_000
@@ -20,15 +25,21 @@ LOAD_LIMIT = 10_000  # timers a load, so that a backlog does not hold the loop u
 REHINT_AFTER_US = 5_000_000
 REHINT_AT_MOST_EVERY_US = 60_000_000
 REHINT_LIMIT = 1_000  # runs a sweep asks the ledger about
+GRACE_US = int(GRACE_S * 1_000_000)
 WATCHED_LIMIT = 100_000  # runs under watch; beyond it the API's own polls find them
 
 
 @dataclass(slots=True)
 class Fired:
-    """What has become due: runs to hint by where they wait, and jobs whose pending occurrence has come."""
+    """What has become due: runs to hint by where they wait, and jobs whose pending occurrence has come.
+
+    gated: runs that must be admitted first. late_jobs: those whose occurrence came a while ago.
+    """
 
     runs: dict[Waiting, list[bytes]] = field(default_factory=dict)
+    gated: list[bytes] = field(default_factory=list)
     jobs: list[bytes] = field(default_factory=list)
+    late_jobs: list[bytes] = field(default_factory=list)
     oldest_due_us: int | None = None
 
 
@@ -40,6 +51,7 @@ class PartitionMemory:
         self._runs: TimingWheel[bytes] = TimingWheel()
         self._jobs: TimingWheel[bytes] = TimingWheel()
         self._watched: TimingWheel[bytes] = TimingWheel()
+        self._withheld: dict[bytes, bytes] = {}  # job id -> run id
         self._runs_edge = self._jobs_edge = scan_key(0)
         self._load_from_us = 0
 
@@ -50,6 +62,7 @@ class PartitionMemory:
         """Forget everything, on disk too."""
         self.state.clear()
         self._runs, self._jobs, self._watched = TimingWheel(), TimingWheel(), TimingWheel()
+        self._withheld = {}
         self._runs_edge = self._jobs_edge = scan_key(0)
         self._load_from_us = 0
 
@@ -93,12 +106,12 @@ class PartitionMemory:
         return more
 
     def pop_due(self, now_us: int) -> Fired:
-        """Take out what is due; the runs stay under watch."""
-        fired = Fired(jobs=self._jobs.pop_due(now_us, LOAD_LIMIT))
+        """Take out what is due; runs that are hinted stay under watch."""
+        fired = Fired()
+        for cursor_us, job_id in self._jobs.pop_timers(now_us, LOAD_LIMIT):
+            (fired.late_jobs if now_us - cursor_us > GRACE_US else fired.jobs).append(job_id)
         for run_id in self._runs.pop_due(now_us, LOAD_LIMIT):
-            due_us = self._collect(fired.runs, run_id, now_us)
-            if due_us is not None and fired.oldest_due_us is None:
-                fired.oldest_due_us = due_us
+            self._collect(fired, run_id, now_us)
         return fired
 
     def pop_unleased(self, now_us: int) -> list[bytes]:
@@ -110,12 +123,23 @@ class PartitionMemory:
         for run_id in run_ids:
             self._watched.add(run_id, at_us)
 
-    def hint_again(self, run_ids: Iterable[bytes], now_us: int) -> dict[Waiting, list[bytes]]:
-        """Those of the runs that still wait and are due, which stay under watch."""
-        runs: dict[Waiting, list[bytes]] = {}
+    def hint_again(self, run_ids: Iterable[bytes], now_us: int) -> Fired:
+        """Those of the runs that still wait and are due, as when they first were."""
+        fired = Fired()
         for run_id in run_ids:
-            self._collect(runs, run_id, now_us)
-        return runs
+            self._collect(fired, run_id, now_us)
+        return fired
+
+    def admitted(self, run_ids: Iterable[bytes], now_us: int) -> Fired:
+        """Gated runs that may be hinted now."""
+        fired = Fired()
+        for run_id in run_ids:
+            self._collect(fired, run_id, now_us, admitted=True)
+        return fired
+
+    def decided(self, job_ids: Iterable[bytes]) -> list[bytes]:
+        """The runs that were withheld until these jobs' pending occurrences were decided; they are not any more."""
+        return [run_id for job_id in job_ids if (run_id := self._withheld.pop(job_id, None)) is not None]
 
     def next_due_us(self) -> int | None:
         """When to look again, as far as is loaded."""
@@ -126,20 +150,36 @@ class PartitionMemory:
         """Look at the job again later: deciding its occurrence did not work."""
         self._jobs.add(job_id, at_us)
 
-    def _collect(self, runs: dict[Waiting, list[bytes]], run_id: bytes, now_us: int) -> int | None:
+    def _collect(self, fired: Fired, run_id: bytes, now_us: int, *, admitted: bool = False) -> None:
         found = self.state.waiting(run_id)
         if found is None:
-            return None
-        due_us, waiting = found
+            return
+        due_us, run = found
         if due_us > now_us:
             _retime(self._runs, run_id, due_us, self._runs_edge)
-            return None
-        runs.setdefault(waiting, []).append(run_id)
+        elif now_us - due_us > GRACE_US and self._is_undecided(run_id, run.job_id, now_us):
+            self._withheld[run.job_id] = run_id
+        elif run.gated and not admitted:
+            fired.gated.append(run_id)
+        else:
+            self._hint(fired, run_id, run, due_us, now_us)
+
+    def _hint(self, fired: Fired, run_id: bytes, run: WaitingRun, due_us: int, now_us: int) -> None:
+        fired.runs.setdefault(run.where, []).append(run_id)
+        if fired.oldest_due_us is None:
+            fired.oldest_due_us = due_us
         if len(self._watched) < WATCHED_LIMIT:
             # The longer it has waited, the rarer: for a queue without workers a hint a minute is plenty.
             pause_us = min(max(now_us - due_us, REHINT_AFTER_US), REHINT_AT_MOST_EVERY_US)
             self._watched.add(run_id, now_us + pause_us)
-        return due_us
+
+    def _is_undecided(self, run_id: bytes, job_id: bytes, now_us: int) -> bool:
+        """Whether the run is that of its job's pending occurrence, which has come: somebody is about to decide it."""
+        job = self.state.job(job_id)
+        if job is None or job.cursor_us > now_us:
+            return False
+        partition = partition_of_run(UUID(bytes=run_id))
+        return run_id == run_id_for(UUID(bytes=job_id), from_us(job.cursor_us), partition).bytes
 
 
 def _retime(wheel: TimingWheel[bytes], key: bytes, at_us: int | None, edge: bytes) -> None:

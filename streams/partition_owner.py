@@ -9,36 +9,46 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from ledger.admissions import skip_late
 from ledger.completions import expire_leases
 from ledger.connection import Pool
-from ledger.fence import Takeover, owner_transaction, release_partition
+from ledger.fence import OwnerTransaction, Takeover, owner_transaction, release_partition
 from ledger.partitions import advance_decided
 from ledger.runs import read_runs
 from schemas.codec import Codec
 from schemas.errors import EpochLost, KafkaUnavailable, TryAgain
 from schemas.events import Event
+from streams.admissions import AdmissionQueue, admit
+from streams.catch_up import DEADLINE
 from streams.command_applier import CommandApplier
 from streams.command_inbox import CommandInbox
+from streams.decision_queue import DecisionQueue
 from streams.decisions import Decided, decide
 from streams.ledger_clock import LedgerClock
 from streams.metrics import (
+    DECIDED_THROUGH_SECONDS,
     EPOCHS_LOST,
     EVENTS_FOLDED,
     HINT_LATENESS_SECONDS,
+    JOBS_BEHIND,
     LEASES_EXPIRED,
     OCCURRENCES_DECIDED,
+    OCCURRENCES_SKIPPED,
     PARTITION_HALTED,
+    RUNS_BLOCKED,
     RUNS_REHINTED,
+    UNDECIDED_LAG_SECONDS,
 )
-from streams.partition_memory import PartitionMemory
+from streams.partition_memory import Fired, PartitionMemory
 from streams.ready_hints import ReadyHints
-from streams.rebuild import rebuild, reconcile, refresh_runs, take_in
+from streams.rebuild import rebuild, reconcile, take_in
 from streams.rejections import CommandReturns, RawCommand
 from streams.timing_state import Position, from_us, to_us
 
@@ -46,11 +56,15 @@ log = logging.getLogger(__name__)
 
 COMMAND_BATCH = 500
 COMMAND_BATCH_BYTES = 512 << 10  # some 3,000 commands in batch records: well within a transaction's time
+LATE_BATCH = 50  # jobs that are behind, each with up to decisions.LINKS_A_JOB occurrences, in one transaction
+LATE_DUTY = 0.3  # of a process's time for all that are behind: what is on time must stay so
 EXPIRY_BATCH = 500
 EXPIRY_PERIOD_S = 0.5
 SWEEP_PERIOD_S = 1.0
 RECONCILE_PERIOD_S = 300.0
 UNDECIDABLE_AGAIN_US = 60_000_000
+ASK_AGAIN_US = 5_000_000
+SAY_DECIDED_PERIOD_US = 30_000_000  # how often the ledger hears of it while nothing is to be decided
 APPLY_AGAIN_S = 0.5
 # Transactions of commands under way at once in a process: while one waits for its turn its batch grows. After an outage
 # 1,300 records were applied in 1.7 s by 118 transactions, and in 5.5 s by 1,038 when every partition went ahead.
@@ -72,6 +86,7 @@ class Surroundings:
     end_offset: Callable[[int], Awaitable[int]]  # of a partition of run-events
     crash: Callable[[Exception], None]
     apply_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(APPLYING_AT_ONCE))
+    catch_up_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
 
 class PartitionOwner:
@@ -89,10 +104,12 @@ class PartitionOwner:
         self._folder = around.state_folder / f"p-{self.fence.partition:04d}"
         self._memory = PartitionMemory(self._folder)
         self._applier = CommandApplier(self.fence, around.pool, around.returns, around.codec, around.partitions)
-        self._undecided: asyncio.Queue[bytes] = asyncio.Queue()
-        self._deciding = False
+        self._undecided = DecisionQueue(COMMAND_BATCH)
+        self._behind = DecisionQueue(LATE_BATCH)
         self._undecidable: set[bytes] = set()
+        self._admissions = AdmissionQueue()
         self._looked_through_us = 0
+        self._decided_through_us = to_us(takeover.decided_through)
         self._tasks: set[asyncio.Task[None]] = set()
         self._lost = False
 
@@ -112,7 +129,10 @@ class PartitionOwner:
 
     def start(self) -> None:
         """Begin to work. The memory is open."""
-        for work in (self._apply, self._decide, self._expire, self._sweep, self._reconcile):
+        works = (
+            self._apply, self._decide, self._catch_up, self._admit, self._expire, self._sweep, self._reconcile,
+        )  # fmt: skip
+        for work in works:
             self._begin(self._guard(work), work.__name__)
 
     async def close(self, *, release: bool, forget: bool = False) -> None:
@@ -134,6 +154,7 @@ class PartitionOwner:
     def fold(self, events: list[Event], next_offset: int) -> None:
         """Take in events of the feed, up to next_offset (exclusive)."""
         self._memory.fold(events, Position(self.fence.epoch, next_offset))
+        self._admissions.folded(events)
         EVENTS_FOLDED.inc(len(events))
         self._around.wake_timekeeper()
 
@@ -141,12 +162,11 @@ class PartitionOwner:
         """Hint what is due and queue what is to be decided; returns when to look again, as far as is known."""
         more = self._memory.load(now_us)
         fired = self._memory.pop_due(now_us)
-        if fired.runs:
-            self._around.hints.send(self.fence, fired.runs)
-            if fired.oldest_due_us is not None:
-                HINT_LATENESS_SECONDS.observe((now_us - fired.oldest_due_us) / 1e6)
-        for job_id in fired.jobs:
-            self._undecided.put_nowait(job_id)
+        if fired.oldest_due_us is not None:
+            HINT_LATENESS_SECONDS.observe((now_us - fired.oldest_due_us) / 1e6)
+        self._announce(fired)
+        self._undecided.add(fired.jobs)
+        self._behind.add(fired.late_jobs)
         next_us = now_us if more else self._memory.next_due_us()
         if next_us is None or next_us > now_us:
             self._looked_through_us = now_us  # else a backlog is not all popped yet
@@ -225,29 +245,69 @@ class PartitionOwner:
             await asyncio.sleep(APPLY_AGAIN_S)
 
     async def _decide(self) -> None:
-        job_ids = [await self._undecided.get()]
-        self._deciding = True
-        while not self._undecided.empty() and len(job_ids) < COMMAND_BATCH:
-            job_ids.append(self._undecided.get_nowait())
-        looked_through_us, last = self._looked_through_us, self._undecided.empty()
-        try:
-            async with owner_transaction(self._around.pool, self.fence) as tx:
-                decided = await decide(tx, self._memory.state, job_ids)
-                self._note_undecidable(job_ids, decided)
-                if last and not self._undecidable:
-                    await advance_decided(tx, from_us(looked_through_us))
-        except TryAgain:
-            for job_id in job_ids:
-                self._undecided.put_nowait(job_id)
-            raise
-        finally:
-            self._deciding = False
+        """Decide occurrences that have just come."""
+        async with self._undecided.batch() as job_ids:
+            await self._decide_jobs(job_ids, late=False)
+
+    async def _catch_up(self) -> None:
+        """Decide occurrences that came a while ago, beside those that are on time and slower than they."""
+        await self._behind.arrival()
+        async with self._around.catch_up_turns:
+            began = time.monotonic()
+            async with self._behind.batch() as job_ids:
+                await self._decide_jobs(job_ids, late=True)
+            await asyncio.sleep((time.monotonic() - began) * (1 / LATE_DUTY - 1))
+
+    async def _decide_jobs(self, job_ids: list[bytes], *, late: bool) -> None:
+        looked_through_us = self._looked_through_us
+        async with owner_transaction(self._around.pool, self.fence) as tx:
+            decided = await decide(tx, self._memory.state, job_ids, first_seen_late=late)
+            self._note_undecidable(job_ids, decided)
+            is_last = len(self._undecided) + len(self._behind) == len(job_ids)
+            if is_last and not decided.behind and not self._undecidable:
+                await self._say_decided(tx, looked_through_us)
         for job_id in [*decided.finished, *decided.stale]:
             self._memory.forget_job(job_id)
         for job_id, at_us in decided.early.items():
             self._memory.retry_job(job_id, at_us)
         self._fold_own([*decided.events, *decided.stale.values()])
-        OCCURRENCES_DECIDED.inc(len(decided.events))
+        self._let_go(job_ids, decided)
+        self._behind.add(decided.behind)
+        OCCURRENCES_DECIDED.inc(sum(event["type"] == "run_scheduled" for event in decided.events))
+        for reason, count in decided.skipped.items():
+            OCCURRENCES_SKIPPED.labels(reason).inc(count)
+
+    def _let_go(self, job_ids: list[bytes], decided: Decided) -> None:
+        """Runs that were withheld until now are hinted, but for those that are not to run."""
+        now_us = self._around.clock.now_us()
+        superseded = self._memory.decided(decided.superseded)
+        self._memory.watch(superseded, now_us + ASK_AGAIN_US)
+        self._announce(self._memory.hint_again(self._memory.decided(job_ids), now_us))
+
+    async def _say_decided(self, tx: OwnerTransaction, through_us: int) -> None:
+        await advance_decided(tx, from_us(through_us))
+        self._decided_through_us = max(self._decided_through_us, through_us)
+
+    def _announce(self, fired: Fired) -> None:
+        """Hint what may run; what is gated must pass its job's overlap rule first."""
+        if fired.runs:
+            self._around.hints.send(self.fence, fired.runs)
+        self._admissions.add(fired.gated)
+
+    async def _admit(self) -> None:
+        run_ids = await self._admissions.take()
+        try:
+            async with owner_transaction(self._around.pool, self.fence) as tx:
+                admission, live = await admit(tx, run_ids)
+        except TryAgain:
+            self._admissions.add(run_ids)
+            raise
+        take_in(self._memory, [run_id.bytes for run_id in admission.over], live)
+        for run_id in admission.waiting:
+            if found := self._memory.state.waiting(run_id.bytes):
+                self._admissions.block(run_id.bytes, found[1].job_id)
+        ready = [run_id.bytes for run_id in admission.ready]
+        self._announce(self._memory.admitted(ready, self._around.clock.now_us()))
 
     def _note_undecidable(self, job_ids: list[bytes], decided: Decided) -> None:
         """While there is one, not every occurrence is decided, and the ledger must not say so."""
@@ -275,27 +335,50 @@ class PartitionOwner:
             self._around.wake_timekeeper()
 
     async def _sweep(self) -> None:
+        """Ask the ledger about runs that nobody has leased since they were hinted, and hint them again."""
         await asyncio.sleep(SWEEP_PERIOD_S)
+        self._admissions.look_again()
+        self._tell_lag()
         while unleased := self._memory.pop_unleased(self._around.clock.now_us()):
-            now_us = self._around.clock.now_us()
+            run_ids, now_us = [UUID(bytes=run_id) for run_id in unleased], self._around.clock.now_us()
             try:
-                await refresh_runs(self._memory, self._around.pool, unleased)
+                async with owner_transaction(self._around.pool, self.fence) as tx:
+                    too_late = await skip_late(tx, run_ids)
+                    live = await read_runs(tx.conn, run_ids)
             except TryAgain:
                 self._memory.watch(unleased, now_us)
                 raise
+            take_in(self._memory, unleased, live)
+            OCCURRENCES_SKIPPED.labels(DEADLINE).inc(len(too_late))
             again = self._memory.hint_again(unleased, now_us)
-            self._around.hints.send(self.fence, again)
-            RUNS_REHINTED.inc(sum(map(len, again.values())))
+            self._announce(again)
+            RUNS_REHINTED.inc(sum(map(len, again.runs.values())))
+        await self._say_nothing_is_undecided()
+
+    def _tell_lag(self) -> None:
+        partition, through_us = self.fence.partition, self._decided_through_us
+        if self._nothing_is_undecided():
+            through_us = max(through_us, self._looked_through_us)
+        DECIDED_THROUGH_SECONDS.labels(partition).set(through_us / 1e6)
+        UNDECIDED_LAG_SECONDS.labels(partition).set(max(0, self._around.clock.now_us() - through_us) / 1e6)
+        JOBS_BEHIND.labels(partition).set(len(self._behind))
+        RUNS_BLOCKED.labels(partition).set(self._admissions.blocked())
+
+    def _nothing_is_undecided(self) -> bool:
+        return not len(self._undecided) and not len(self._behind) and not self._undecidable
+
+    async def _say_nothing_is_undecided(self) -> None:
+        """Now and then, for a partition in which nothing comes due."""
+        through_us = self._looked_through_us
+        if through_us - self._decided_through_us >= SAY_DECIDED_PERIOD_US and self._nothing_is_undecided():
+            async with owner_transaction(self._around.pool, self.fence) as tx:
+                await self._say_decided(tx, through_us)
 
     async def _reconcile(self) -> None:
         # Spread over the period, so that a process's partitions do not read the ledger all at once.
         await asyncio.sleep(RECONCILE_PERIOD_S * (0.5 + self.fence.partition % 16 / 16))
         await reconcile(self._memory, self._around.pool, self.fence.partition)
         self._around.wake_timekeeper()
-        looked_through_us = self._looked_through_us
-        if self._undecided.empty() and not self._deciding and not self._undecidable:
-            async with owner_transaction(self._around.pool, self.fence) as tx:
-                await advance_decided(tx, from_us(looked_through_us))
 
     def _fold_own(self, events: list[Event]) -> None:
         """What we just wrote, at once: its events come by the feed too, a moment later, and change nothing then."""

@@ -9,7 +9,7 @@ from ledger.jobs import Job, read_jobs, read_partition_jobs
 from ledger.runs import LiveRun, read_partition_runs, read_runs
 from schemas.commands import LANES
 from schemas.events import Event
-from streams.command_batch import job_event
+from streams.effects import job_event
 from streams.partition_memory import PartitionMemory
 from streams.timing_state import to_us
 
@@ -102,4 +102,5 @@ def run_event_of(run: LiveRun) -> Event:
         "dueAt": run.due_at,
         "leaseExpiresAt": run.lease_expires_at,
         "reason": "read from the ledger",
+        "gated": run.overlap != 0,
     }

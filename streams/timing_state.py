@@ -4,7 +4,7 @@ It is a cache of the ledger, folded from run events, and never the truth: droppi
 guarded by the run's (or job's) version, so events may come twice or late, and from the ledger as well as from Kafka.
 
 Keys, all big-endian so that order is time order (instants in microseconds):
-    d <due> <run id>      a waiting run             -> Waiting
+    d <due> <run id>      a waiting run             -> WaitingRun
     l <expires> <run id>  a leased run              -> empty
     c <cursor> <job id>   a job's next occurrence   -> empty
     r <run id>            which of d or l, when, version
@@ -26,8 +26,10 @@ from uuid import UUID
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from rocksdict import Options, Rdict, ReadOptions, WriteBatch
 
+from schemas.commands import CatchUp
 from schemas.events import GONE_EVENTS, JOB_EVENTS, LEASED_EVENTS, RANGE_EVENTS, WAITING_EVENTS, Event
 from schemas.ids import partition_of_run, run_id_for
 
@@ -57,11 +59,25 @@ class Position(NamedTuple):
 
 
 class Waiting(Struct, frozen=True, array_like=True):
-    """What a hint needs of a waiting run."""
+    """Where a run waits: what a hint tells beside its id."""
 
     tenant: str
     queue: str
     lane: str
+
+
+class WaitingRun(Struct, frozen=True, array_like=True):
+    """A run that waits. gated: before it is hinted its job's overlap rule is applied, see streams/admissions.py."""
+
+    tenant: str
+    queue: str
+    lane: str
+    job_id: bytes = b""
+    gated: bool = False
+
+    @property
+    def where(self) -> Waiting:
+        return Waiting(self.tenant, self.queue, self.lane)
 
 
 class JobTimer(Struct, frozen=True, array_like=True):
@@ -71,6 +87,9 @@ class JobTimer(Struct, frozen=True, array_like=True):
     cursor_us: int
     created_us: int
     schedule: dict[str, Any]
+    catch_up: CatchUp = "latest"
+    catch_up_limit: int = 1_000
+    start_deadline_s: float | None = None
 
 
 class Changed(NamedTuple):
@@ -81,7 +100,7 @@ class Changed(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_waiting = msgspec.msgpack.Decoder(Waiting).decode
+_decode_waiting = msgspec.msgpack.Decoder(WaitingRun).decode
 _decode_job = msgspec.msgpack.Decoder(JobTimer).decode
 
 
@@ -116,8 +135,8 @@ class TimingState:
         self._leases_from_us = min(self._leases_from_us, change.first_expiry_us)
         return Changed(change.runs, change.jobs)
 
-    def waiting(self, run_id: bytes) -> tuple[int, Waiting] | None:
-        """When the run is due and where it waits; None unless it does."""
+    def waiting(self, run_id: bytes) -> tuple[int, WaitingRun] | None:
+        """When the run is due, and how it waits; None unless it does."""
         where = self._db.get(b"r" + run_id)
         if where is None or where[:1] != b"d":
             return None
@@ -219,7 +238,8 @@ class _Fold:
             return
         if kind in WAITING_EVENTS:
             due_us = to_us(event["dueAt"])
-            waiting = Waiting(event["tenant"], event["queue"], event["lane"])
+            job_id, gated = _id_bytes(event["jobId"]), event.get("gated", False)
+            waiting = WaitingRun(event["tenant"], event["queue"], event["lane"], job_id, gated)
             self._place(run_id, b"d", due_us, event["version"], _encode(waiting))
             self.runs[run_id] = due_us
             self._move_cursor(event)
@@ -254,17 +274,16 @@ class _Fold:
         self.drop_job(job_id)
         if event["type"] in ("job_paused", "job_deleted") or event["dueAt"] is None:
             return
-        schedule = msgspec.json.decode(event["definition"])["schedule"]
-        if "cron" in schedule or "everySeconds" in schedule:
-            created_us = to_us(event["scheduledFor"])
-            self._put_job(job_id, JobTimer(event["version"], to_us(event["dueAt"]), created_us, schedule))
+        timer = _timer(event)
+        if "cron" in timer.schedule or "everySeconds" in timer.schedule:
+            self._put_job(job_id, timer)
 
     def _grow_version(self, event: Event) -> None:
         """A range of skipped occurrences is an event of the job: its cursor moves only under the new version."""
         job_id = _id_bytes(event["jobId"])
         raw = self._get(b"j" + job_id)
         if raw and (job := _decode_job(raw)).version < event["version"]:
-            self._put(b"j" + job_id, _encode(JobTimer(event["version"], job.cursor_us, job.created_us, job.schedule)))
+            self._put(b"j" + job_id, _encode(replace(job, version=event["version"])))
 
     def _move_cursor(self, event: Event) -> None:
         """A recurring job's new run is its new pending occurrence; one that was triggered is beside the schedule."""
@@ -277,7 +296,7 @@ class _Fold:
         job, cursor_us = _decode_job(raw), to_us(event["scheduledFor"])
         if cursor_us > job.cursor_us:
             self._delete(b"c" + _TIME.pack(job.cursor_us) + job_id)
-            self._put_job(job_id, JobTimer(job.version, cursor_us, job.created_us, job.schedule))
+            self._put_job(job_id, replace(job, cursor_us=cursor_us))
 
     def _put_job(self, job_id: bytes, job: JobTimer) -> None:
         self._put(b"j" + job_id, _encode(job))
@@ -309,6 +328,19 @@ class _Fold:
     def _delete(self, key: bytes) -> None:
         self.batch.delete(key)
         self._written[key] = None
+
+
+def _timer(event: Event) -> JobTimer:
+    definition = msgspec.json.decode(event["definition"])
+    return JobTimer(
+        event["version"],
+        to_us(event["dueAt"]),
+        to_us(event["scheduledFor"]),
+        definition["schedule"],
+        definition.get("catchUp", "latest"),
+        definition.get("catchUpLimit", 1_000),
+        definition.get("startDeadlineSeconds"),
+    )
 
 
 def _is_occurrence(event: Event) -> bool:

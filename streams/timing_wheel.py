@@ -48,13 +48,17 @@ class TimingWheel(Generic[K]):
 
     def pop_due(self, now_us: int, limit: int = 1_000_000) -> list[K]:
         """Take out at most `limit` keys that are due at now_us, earliest first; never one before its time."""
+        return [key for _, key in self.pop_timers(now_us, limit)]
+
+    def pop_timers(self, now_us: int, limit: int = 1_000_000) -> list[tuple[int, K]]:
+        """As pop_due, with the instant of each."""
         self._open_slots(now_us)
-        fired: list[K] = []
+        fired: list[tuple[int, K]] = []
         while self._current and self._current[0][0] <= now_us and len(fired) < limit:
             due_us, key = heapq.heappop(self._current)
             if self._due_us.get(key) == due_us:
                 del self._due_us[key]
-                fired.append(key)
+                fired.append((due_us, key))
         return fired
 
     def next_due_us(self) -> int | None:

@@ -60,7 +60,7 @@ def test_the_codes_of_rejections_stay_what_they_are() -> None:
         "UnknownZone": "invalid_schedule",
         "JobUnknown": "job_unknown",
         "JobConflict": "job_conflict",
-        "NotSupported": "not_supported",
+        "RunUnknown": "run_unknown",
         "QueryRejected": "query_rejected",
     }
 

@@ -14,9 +14,11 @@ from ledger.connection import Pool, session
 from ledger.fence import Fence, api_transaction, owner_transaction, take_over
 from ledger.jobs import Job, read_jobs
 from ledger.leases import LeaseAsk, lease_runs
-from schemas.commands import CancelRun, Command
+from schemas.commands import COMMANDS, CancelRun, Command
 from schemas.ids import new_id, partition_of_job, run_id_for
-from streams.command_batch import Effects, apply_commands, triggered_run_id, waves
+from streams.command_batch import APPLIERS, apply_commands, waves
+from streams.effects import Effects
+from streams.run_commands import triggered_run_id
 from tests.ledger_fixtures import PARTITIONS
 from tests.streams.commands import create, delete, job_on, pause, resume, trigger
 from tests.streams.ledger_dump import fetch
@@ -188,9 +190,7 @@ async def test_an_occurrence_that_passed_during_the_pause_is_skipped_with_its_re
     assert state == "pending"
     assert scheduled_for > datetime.now(UTC)
     assert scheduled_for == (await partition.job(job_id)).next_fire_at
-    assert await fetch(partition.pool, "SELECT reasons[1] FROM outbox WHERE event = 'run_skipped'") == [
-        "paused"
-    ]
+    assert await fetch(partition.pool, "SELECT reasons[1] FROM outbox WHERE event = 'run_skipped'") == ["paused"]
 
 
 async def _let_the_cursor_pass(partition: Partition, job_id: UUID) -> None:
@@ -292,10 +292,14 @@ async def test_commands_after_a_deletion_are_rejected_but_another_deletion(parti
     assert await partition.outcome(again) == "unchanged"
 
 
-async def test_what_this_version_cannot_do_is_said(partition: Partition, job_id: UUID) -> None:
+def test_every_command_is_carried_out() -> None:
+    assert set(APPLIERS) == set(COMMANDS.values())
+
+
+async def test_a_run_that_nobody_knows_cannot_be_cancelled(partition: Partition, job_id: UUID) -> None:
     command = CancelRun(command_id=new_id(), tenant="acme", job_id=job_id, issued_at=datetime.now(UTC), run_id=new_id())
     effects = await partition.apply(command)
-    assert effects.rejected[command.command_id].code == "not_supported"
+    assert effects.rejected[command.command_id].code == "run_unknown"
 
 
 def test_the_jobs_of_these_tests_are_on_the_partition(job_id: UUID) -> None:

@@ -9,7 +9,8 @@ from ledger.fence import owner_transaction, take_over
 from ledger.jobs import read_jobs
 from schemas.commands import Command, DeleteJob
 from schemas.ids import new_id
-from streams.command_batch import Effects, apply_commands
+from streams.command_batch import apply_commands
+from streams.effects import Effects
 from tests.streams.commands import create, delete, job_on, pause, resume
 
 PARTITION = 5

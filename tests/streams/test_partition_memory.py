@@ -175,7 +175,7 @@ def test_a_hinted_run_that_nobody_leases_is_hinted_again_ever_more_rarely(memory
         while not (ids := memory.pop_unleased(now_us)):
             now_us += 100_000
         pauses.append(now_us - hinted_us)
-        assert memory.hint_again(ids, now_us) == {MAIL: [run_id.bytes]}
+        assert memory.hint_again(ids, now_us).runs == {MAIL: [run_id.bytes]}
     assert pauses[0] == REHINT_AFTER_US
     assert pauses == sorted(pauses)
     assert pauses[-1] == REHINT_AT_MOST_EVERY_US
@@ -196,7 +196,7 @@ def test_a_run_that_was_leased_while_the_ledger_was_asked_is_not_hinted_again(me
     now_us = START_US + REHINT_AFTER_US
     ids = memory.pop_unleased(now_us)
     memory.fold([leased(run_id, 2, now_us + LOOKAHEAD_US)])
-    assert memory.hint_again(ids, now_us) == {}
+    assert memory.hint_again(ids, now_us).runs == {}
 
 
 def test_a_run_the_ledger_could_not_be_asked_about_stays_under_watch(memory: PartitionMemory) -> None:

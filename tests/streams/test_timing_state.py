@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from schemas.events import Event
 from schemas.ids import run_id_for
-from streams.timing_state import Position, TimingState, Waiting, from_us, scan_key, to_us
+from streams.timing_state import Position, TimingState, WaitingRun, from_us, scan_key, to_us
 from tests.streams.timing_events import (
     PARTITION,
     START_US,
@@ -26,7 +26,7 @@ from tests.streams.timing_events import (
 )
 
 FAR_US = START_US + 10**12
-MAIL = Waiting("acme", "mail", "normal")
+MAILED = WaitingRun("acme", "mail", "normal", job_id(0).bytes)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_waiting_run_is_found_by_its_due_time(state: TimingState) -> None:
     first, second = uuid4(), uuid4()
     state.fold([scheduled(second, 1, START_US + 2), scheduled(first, 1, START_US + 1)])
     assert all_due(state) == [(START_US + 1, first.bytes), (START_US + 2, second.bytes)]
-    assert state.waiting(first.bytes) == (START_US + 1, MAIL)
+    assert state.waiting(first.bytes) == (START_US + 1, MAILED)
 
 
 def test_a_scan_starts_at_the_edge_and_ends_before_its_limit(state: TimingState) -> None:
@@ -189,7 +189,7 @@ def test_a_reopened_state_is_as_it_was(tmp_path: Path) -> None:
     state.close()
     state = TimingState(tmp_path)
     assert state.position() == Position(4, 17)
-    assert state.waiting(run_id.bytes) == (START_US, MAIL)
+    assert state.waiting(run_id.bytes) == (START_US, MAILED)
     assert state.expiring(FAR_US, 10) == [(START_US + 9, other.bytes)]
     timer = state.job(job_id(0).bytes)
     assert timer is not None

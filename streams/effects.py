@@ -1,0 +1,95 @@
+"""What a batch of commands does: its outcomes, its rejections, and the events that timing state reads of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from ledger.commands import APPLIED, UNCHANGED, Outcome
+from ledger.jobs import Job
+from ledger.runs import PendingRun
+from schemas.commands import LANES, Command, DeleteJob
+from schemas.errors import CommandRejected, JobConflict, JobUnknown
+from schemas.events import Event
+
+Jobs = dict[UUID, Job]
+
+
+@dataclass(slots=True)
+class Effects:
+    """What a batch did: events for the timing state, and what became of each command."""
+
+    events: list[Event] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    rejected: dict[UUID, CommandRejected] = field(default_factory=dict)
+
+    def done(self, commands: Iterable[Command], outcome: str = APPLIED, *, detail: str | None = None) -> None:
+        self.outcomes += [Outcome(command.command_id, outcome, detail) for command in commands]
+
+    def reject(self, command: Command, error: CommandRejected) -> None:
+        self.rejected[command.command_id] = error
+        self.outcomes.append(Outcome(command.command_id, error.code, error.message, error.field))
+
+
+def known(commands: Sequence[Any], jobs: Jobs, effects: Effects, *states: str) -> list[Any]:
+    """Those of the commands whose job is in one of the states; the rest is rejected, or already as it was asked for."""
+    to_do = []
+    for command in commands:
+        job = jobs.get(command.job_id)
+        if job is None or job.tenant != command.tenant:
+            effects.reject(command, JobUnknown(f"there is no job {command.job_id}", field="jobId"))
+        elif job.state in states and _made_for_another(command, job):
+            found = f"job {job.job_id} is at version {job.version}, not {command.if_version}"
+            effects.reject(command, JobConflict(found, field="ifVersion"))
+        elif job.state in states:
+            to_do.append(command)
+        elif job.state == "deleted" and not isinstance(command, DeleteJob):
+            effects.reject(command, JobUnknown(f"job {command.job_id} was deleted", field="jobId"))
+        else:
+            effects.done([command], UNCHANGED)
+    return to_do
+
+
+def _made_for_another(command: Command, job: Job) -> bool:
+    """Whether the job has changed since its version was read that the command is about."""
+    return getattr(command, "if_version", None) not in (None, job.version)
+
+
+def run_scheduled(run: PendingRun, reason: str | None = None) -> Event:
+    """The part of a run_scheduled event that timing state reads."""
+    return {
+        "type": "run_scheduled",
+        "tenant": run.tenant,
+        "jobId": str(run.job_id),
+        "runId": str(run.run_id),
+        "version": run.version,
+        "queue": run.queue,
+        "lane": LANES[run.lane],
+        "scheduledFor": run.scheduled_for,
+        "dueAt": run.due_at,
+        "reason": reason,
+        "gated": run.overlap != 0,
+    }
+
+
+def job_event(
+    kind: str, job_id: UUID, version: int, created_at: datetime, cursor: datetime | None, definition: str
+) -> Event:
+    """The part of a job event that timing state reads."""
+    return {
+        "type": kind,
+        "jobId": str(job_id),
+        "runId": None,
+        "version": version,
+        "scheduledFor": created_at,
+        "dueAt": cursor,
+        "definition": definition,
+    }
+
+
+def range_skipped(job_id: UUID, version: int) -> Event:
+    """The part of an occurrences_skipped event that timing state reads."""
+    return {"type": "occurrences_skipped", "jobId": str(job_id), "runId": None, "version": version}
