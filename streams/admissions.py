@@ -66,6 +66,6 @@ class AdmissionQueue:
 
 async def admit(tx: OwnerTransaction, run_ids: list[bytes]) -> tuple[Admission, list[LiveRun]]:
     """Apply the rule to due runs; what the ledger says of those for which it is over. Raises EpochLost and so on."""
-    admission = await admit_runs(tx, [UUID(bytes=run_id) for run_id in run_ids])
+    admission = await admit_runs(tx, [UUID(bytes=run_id) for run_id in run_ids], now=tx.now)
     live = await read_runs(tx.conn, admission.over) if admission.over else []
     return admission, live

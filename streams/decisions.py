@@ -65,7 +65,7 @@ async def decide(
     # A job's moves follow each other, so each statement has one of each job.
     for links in zip_longest(*chains.values()):
         advances = [advance for advance in links if advance is not None]
-        runs = await advance_jobs(tx, advances)
+        runs = await advance_jobs(tx, advances, now=tx.now)
         decided.events += map(run_scheduled, runs)
         moved |= {run.job_id for run in runs}
     await _look_at_rest(tx, [job_id for job_id in chains if job_id not in moved], decided)

@@ -44,7 +44,7 @@ async def create(tx: OwnerTransaction, commands: Sequence[CreateJob], jobs: Jobs
                 effects.done([command], UNCHANGED)
         except CommandRejected as error:
             effects.reject(command, error)
-    runs = await create_jobs(tx, new) if new else []
+    runs = await create_jobs(tx, new, now=tx.now) if new else []
     effects.events += [_job_created(job) for job in new] + [run_scheduled(run) for run in runs]
 
 
@@ -105,7 +105,7 @@ async def update(tx: OwnerTransaction, commands: Sequence[UpdateJob], jobs: Jobs
         else:
             edits.append(edit)
             effects.done([command])
-    runs = await update_jobs(tx, edits) if edits else []
+    runs = await update_jobs(tx, edits, now=tx.now) if edits else []
     effects.events += [_job_updated(jobs[edit.job_id], edit) for edit in edits]
     effects.events += [run_scheduled(run, "edited") for run in runs]
 
@@ -147,7 +147,7 @@ def _first_after(schedule: Schedule, after: datetime, job: Job) -> datetime | No
 async def pause(tx: OwnerTransaction, commands: Sequence[PauseJob], jobs: Jobs, effects: Effects) -> None:
     if active := known(commands, jobs, effects, "active"):
         effects.done(active)
-        await pause_jobs(tx, [command.job_id for command in active])
+        await pause_jobs(tx, [command.job_id for command in active], now=tx.now)
 
 
 async def resume(tx: OwnerTransaction, commands: Sequence[ResumeJob], jobs: Jobs, effects: Effects) -> None:
@@ -156,9 +156,9 @@ async def resume(tx: OwnerTransaction, commands: Sequence[ResumeJob], jobs: Jobs
         return
     effects.done(paused)
     returns = [_return(tx, jobs[command.job_id]) for command in paused]
-    runs = await resume_jobs(tx, [resumption for resumption, _ in returns])
+    runs = await resume_jobs(tx, [resumption for resumption, _ in returns], now=tx.now)
     moves = [move for _, move in returns if move is not None]
-    runs += await advance_jobs(tx, moves) if moves else []
+    runs += await advance_jobs(tx, moves, now=tx.now) if moves else []
     cursors = {each.job_id: each.next_fire_at for each, _ in returns} | {
         each.job_id: each.next_fire_at for each in moves
     }
@@ -195,7 +195,7 @@ def _return(tx: OwnerTransaction, job: Job) -> tuple[Resumption, Advance | None]
 async def delete(tx: OwnerTransaction, commands: Sequence[DeleteJob], jobs: Jobs, effects: Effects) -> None:
     if live := known(commands, jobs, effects, "active", "paused"):
         effects.done(live)
-        await delete_jobs(tx, [command.job_id for command in live])
+        await delete_jobs(tx, [command.job_id for command in live], now=tx.now)
 
 
 def _schedule_json(job: Job) -> dict[str, object]:

@@ -322,7 +322,7 @@ class PartitionOwner:
         while ids := [run_id for _, run_id in self._memory.state.expiring(now_us, EXPIRY_BATCH)]:
             run_ids = [UUID(bytes=run_id) for run_id in ids]
             async with owner_transaction(self._around.pool, self.fence) as tx:
-                ended = await expire_leases(tx.conn, run_ids)
+                ended = await expire_leases(tx.conn, run_ids, now=tx.now)
                 live = await read_runs(tx.conn, run_ids)
             for end in ended:
                 LEASES_EXPIRED.labels(end.outcome).inc()
@@ -343,7 +343,7 @@ class PartitionOwner:
             run_ids, now_us = [UUID(bytes=run_id) for run_id in unleased], self._around.clock.now_us()
             try:
                 async with owner_transaction(self._around.pool, self.fence) as tx:
-                    too_late = await skip_late(tx, run_ids)
+                    too_late = await skip_late(tx, run_ids, now=tx.now)
                     live = await read_runs(tx.conn, run_ids)
             except TryAgain:
                 self._memory.watch(unleased, now_us)

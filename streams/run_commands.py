@@ -31,7 +31,7 @@ async def trigger(tx: OwnerTransaction, commands: Sequence[TriggerJob], jobs: Jo
     for command in triggered:
         # The outcome names the run, so that a repetition of the call can name it too.
         effects.done([command], detail=str(triggered_run_id(command, tx.fence.partition)))
-    runs = await trigger_jobs(tx, [_triggered_run(tx, command) for command in triggered])
+    runs = await trigger_jobs(tx, [_triggered_run(tx, command) for command in triggered], now=tx.now)
     effects.events += [run_scheduled(run, "triggered") for run in runs]
 
 
@@ -55,7 +55,7 @@ async def backfill(tx: OwnerTransaction, commands: Sequence[BackfillJob], jobs: 
         made += runs
         effects.done([command], detail=str(len(runs)))
     if made:
-        scheduled = await trigger_jobs(tx, made, reason="backfill")
+        scheduled = await trigger_jobs(tx, made, reason="backfill", now=tx.now)
         effects.events += [run_scheduled(run, "backfill") for run in scheduled]
 
 
@@ -80,7 +80,9 @@ def _backfilled_runs(tx: OwnerTransaction, command: BackfillJob, job: Job) -> li
 async def cancel(tx: OwnerTransaction, commands: Sequence[CancelRun], _: Jobs, effects: Effects) -> None:
     owners = await owners_of_runs(tx.conn, [command.run_id for command in commands])
     asked = [command for command in commands if _is_of_job(command, owners, effects)]
-    outcomes = {each.run_id: each.outcome for each in await cancel_runs(tx, [command.run_id for command in asked])}
+    outcomes = {
+        each.run_id: each.outcome for each in await cancel_runs(tx, [command.run_id for command in asked], now=tx.now)
+    }
     for command in asked:
         if command.run_id in outcomes:
             effects.done([command], detail=outcomes[command.run_id])
@@ -93,7 +95,7 @@ async def replay(tx: OwnerTransaction, commands: Sequence[ReplayRun], _: Jobs, e
     asked = [command for command in commands if _is_of_job(command, owners, effects)]
     dead = [command for command in asked if owners[command.run_id].state == "dead"]
     effects.done([command for command in asked if owners[command.run_id].state != "dead"], UNCHANGED)
-    replayed = await replay_runs(tx, [Replay(command.run_id, command.due_at) for command in dead])
+    replayed = await replay_runs(tx, [Replay(command.run_id, command.due_at) for command in dead], now=tx.now)
     for command in dead:
         if command.run_id in replayed.run_ids:
             effects.done([command])

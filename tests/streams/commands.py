@@ -11,13 +11,17 @@ from confluent_kafka import Producer
 
 from schemas.codec import NAMESPACE, Codec
 from schemas.commands import (
+    BackfillJob,
+    CancelRun,
     Command,
     CreateJob,
     DeleteJob,
     JobSpec,
     PauseJob,
+    ReplayRun,
     ResumeJob,
     TriggerJob,
+    UpdateJob,
     command_record,
     encode_command,
 )
@@ -68,6 +72,25 @@ def resume(job_id: UUID, *, tenant: str = "acme") -> ResumeJob:
 
 def delete(job_id: UUID, *, tenant: str = "acme") -> DeleteJob:
     return DeleteJob(**_head(job_id, None, tenant))
+
+
+def update(
+    job_id: UUID, schedule: dict[str, Any] | None = None, *, effective_from: datetime | None = None, **spec: Any
+) -> UpdateJob:
+    job = JobSpec(**{"queue": "mail", "schedule": schedule or LATER, **spec})
+    return UpdateJob(**_head(job_id, None, "acme"), spec=job, effective_from=effective_from)
+
+
+def cancel(job_id: UUID, run_id: UUID, *, tenant: str = "acme") -> CancelRun:
+    return CancelRun(**_head(job_id, None, tenant), run_id=run_id)
+
+
+def replay(job_id: UUID, run_id: UUID, *, due_at: datetime | None = None) -> ReplayRun:
+    return ReplayRun(**_head(job_id, None, "acme"), run_id=run_id, due_at=due_at)
+
+
+def backfill(job_id: UUID, after: datetime, through: datetime, payload: str | None = None) -> BackfillJob:
+    return BackfillJob(**_head(job_id, None, "acme"), after=after, through=through, payload=payload)
 
 
 def trigger(job_id: UUID, payload: str | None = None, *, issued_at: datetime | None = None) -> TriggerJob:

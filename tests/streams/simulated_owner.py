@@ -1,0 +1,236 @@
+"""A partition's owner under a clock of the test's: the owner itself, its tasks driven one after the other.
+
+The ledger is real; `now` is what the owner's transactions say, and what the workers here give to theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from ledger.completions import Completion, complete_runs, expire_leases
+from ledger.connection import Pool, session
+from ledger.fence import Fence, OwnerTransaction, api_transaction, owner_transaction, take_over
+from ledger.leases import LeaseAsk, LeasedRun, lease_runs
+from ledger.outbox import read_outbox
+from ledger.runs import find_due
+from schemas.codec import Codec
+from schemas.commands import Command
+from streams import partition_owner
+from streams.command_batch import apply_commands
+from streams.command_inbox import CommandInbox
+from streams.effects import Effects
+from streams.outbox_events import events_of
+from streams.partition_owner import PartitionOwner, Surroundings
+from streams.timing_state import from_us, to_us
+from tests.ledger_fixtures import PARTITIONS
+from tests.streams.conftest import HintLog
+from tests.streams.ledger_dump import fetch
+
+PARTITION = 9
+
+
+class SimulatedClock:
+    """The ledger's clock, which only the test moves."""
+
+    def __init__(self, now: datetime) -> None:
+        self.now = now
+
+    def now_us(self) -> int:
+        return to_us(self.now)
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event of the outbox, as far as these tests look at it."""
+
+    kind: str
+    job_id: UUID
+    scheduled_for: datetime
+    due_at: datetime | None
+    reason: str | None
+    count: int | None
+
+
+class Simulation:
+    """One partition, its owner and whoever leases its runs."""
+
+    def __init__(self, pool: Pool, folder: Path, clock: SimulatedClock) -> None:
+        self.pool, self.folder, self.clock = pool, folder, clock
+        self.hints = HintLog()
+        self.hinted: dict[UUID, datetime] = {}  # when each run was first hinted
+        self.owner: PartitionOwner
+
+    @property
+    def now(self) -> datetime:
+        return self.clock.now
+
+    @property
+    def fence(self) -> Fence:
+        return self.owner.fence
+
+    async def start(self) -> None:
+        """Become the owner, with a new epoch."""
+        takeover = await take_over(self.pool, PARTITION, "owner")
+        inbox = CommandInbox(takeover.consumed_offset, lambda: None, lambda _: None)
+        self.owner = PartitionOwner(takeover, self._surroundings(), inbox, lambda _: None)
+        await self.owner.open()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[OwnerTransaction]:
+        async with owner_transaction(self.pool, self.fence) as tx:
+            yield OwnerTransaction(tx.conn, tx.fence, tx.consumed_offset, self.now)
+
+    async def stop(self) -> None:
+        await self.owner.close(release=False)
+
+    async def apply(self, *commands: Command) -> Effects:
+        async with self.transaction() as tx:
+            effects = await apply_commands(tx, commands)
+        self.owner._fold_own(effects.events)
+        return effects
+
+    async def work(self) -> None:
+        """Whatever is to be done at this instant."""
+        owner = self.owner
+        while True:
+            next_us = owner.tick(self.clock.now_us())
+            if len(owner._undecided):
+                await owner._decide()
+            elif len(owner._behind):
+                await owner._catch_up()
+            elif owner._admissions._asked:
+                await owner._admit()
+            elif next_us is None or next_us > self.clock.now_us():
+                break
+            self._note_hints()
+        self._note_hints()
+
+    async def run_until(self, instant: datetime) -> None:
+        """Let time pass, waking the owner whenever it wants to be."""
+        await self.work()
+        while True:
+            due_us = self.owner._memory.next_due_us()
+            at = min(instant, from_us(due_us)) if due_us is not None else instant
+            # A slot's beginning is not later than the timers in it; a load looks 30 s ahead.
+            self.clock.now = max(self.now, min(at, from_us(self.clock.now_us() + 20_000_000)))
+            if due_us is not None and due_us <= self.clock.now_us():
+                self.clock.now = min(instant, from_us(self.clock.now_us() + 10_000))
+            await self.work()
+            if self.now >= instant:
+                return
+
+    async def sweep(self) -> None:
+        await self.owner._sweep()
+        await self.work()
+
+    async def lease(self, *run_ids: UUID, visibility_s: float = 30) -> list[LeasedRun]:
+        asks = [LeaseAsk(run_id, self.fence.epoch, "worker", visibility_s) for run_id in run_ids]
+        async with api_transaction(self.pool, run_ids) as conn:
+            return await lease_runs(conn, asks, now=self.now)
+
+    async def poll(self, limit: int = 100) -> list[UUID]:
+        """What the API finds by itself."""
+        async with session(self.pool) as conn:
+            return [run.run_id for run in await find_due(conn, [("acme", "mail")], limit, now=self.now)]
+
+    async def complete(self, lease: LeasedRun) -> bool:
+        async with api_transaction(self.pool, [lease.run_id]) as conn:
+            return bool(await complete_runs(conn, [Completion(lease.run_id, lease.lease_token)], now=self.now))
+
+    async def expire(self, *run_ids: UUID) -> None:
+        async with self.transaction() as tx:
+            await expire_leases(tx.conn, run_ids, now=self.now)
+
+    async def feed(self) -> None:
+        """Everything in the outbox comes back to the owner, as it does by Kafka."""
+        self.owner.fold(await self._wire_events(), 1)
+        await self.work()
+
+    async def events(self, job_id: UUID, *kinds: str) -> list[Event]:
+        told = []
+        for event in await self._wire_events():
+            if UUID(event["jobId"]) == job_id and event["type"] in kinds:
+                fields = (event["scheduledFor"], event["dueAt"], event["reason"], event["count"])
+                told.append(Event(event["type"], job_id, *fields))
+        return told
+
+    async def runs(self, job_id: UUID) -> list[datetime]:
+        """The occurrences whose runs wait or are leased."""
+        return await fetch(self.pool, "SELECT scheduled_for FROM runs WHERE job_id = %s ORDER BY 1", job_id)
+
+    async def run_ids(self, job_id: UUID, state: str = "pending") -> list[UUID]:
+        query = "SELECT run_id FROM runs WHERE job_id = %s AND state = %s ORDER BY due_at, scheduled_for"
+        return await fetch(self.pool, query, job_id, state)
+
+    async def due(self, job_id: UUID) -> list[datetime]:
+        """The occurrences that make a run by now."""
+        return [at for at in await self.runs(job_id) if at <= self.now]
+
+    async def skipped(self, job_id: UUID) -> dict[str, int]:
+        """How many occurrences were skipped, by reason."""
+        counts: dict[str, int] = {}
+        for event in await self.events(job_id, "run_skipped", "occurrences_skipped"):
+            assert event.reason is not None
+            counts[event.reason] = counts.get(event.reason, 0) + (event.count or 1)
+        return counts
+
+    async def cursor(self, job_id: UUID) -> datetime | None:
+        [cursor] = await fetch(self.pool, "SELECT next_fire_at FROM jobs WHERE job_id = %s", job_id)
+        return cursor  # type: ignore[no-any-return]
+
+    async def _wire_events(self) -> list[dict[str, Any]]:
+        async with session(self.pool) as conn:
+            rows = await read_outbox(conn, 1_000_000)
+        return [event for row in rows for event in events_of(row, "shard")]
+
+    def _note_hints(self) -> None:
+        for run_id in self.hints.runs():
+            self.hinted.setdefault(run_id, self.now)
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(
+            self.pool,
+            Codec(),
+            self.hints,
+            None,  # type: ignore[arg-type]  # no records are rejected here
+            self.clock,  # type: ignore[arg-type]
+            PARTITIONS,
+            self.folder,
+            lambda: None,
+            _no_events,
+            _raise,
+        )
+
+
+async def _no_events(_: int) -> int:
+    return 0
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+@asynccontextmanager
+async def simulating(
+    pool: Pool, folder: Path, now: datetime, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Simulation]:
+    """A simulation that begins at `now`, with a running owner."""
+    simulation = Simulation(pool, folder, SimulatedClock(now))
+    monkeypatch.setattr(partition_owner, "owner_transaction", lambda *_: simulation.transaction())
+    monkeypatch.setattr(partition_owner, "LATE_DUTY", 1.0)
+    monkeypatch.setattr(partition_owner, "SWEEP_PERIOD_S", 0.0)
+    async with session(pool) as conn:
+        await conn.execute("UPDATE partitions SET decided_through = %s", (now,))
+    await simulation.start()
+    try:
+        yield simulation
+    finally:
+        await simulation.stop()
