@@ -26,10 +26,10 @@ class DeclaredJobs:
             )
         page = found[: query.limit]
         after = page[-1].job.job_id if len(found) > len(page) else None
-        return DeclaredPage(jobs=[_view(declared) for declared in page], tzdata=TZDATA_VERSION, next=after)
+        return DeclaredPage(jobs=[declared_view(declared) for declared in page], tzdata=TZDATA_VERSION, next=after)
 
 
-def _view(declared: DeclaredJob) -> DeclaredJobView:
+def declared_view(declared: DeclaredJob) -> DeclaredJobView:
     view = msgspec.structs.asdict(job_view(declared.job))
     return DeclaredJobView(
         **view,
