@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -27,13 +27,14 @@ from fencepost import (
     Refused,
     RunContext,
     Schedule,
+    Snooze,
     SyncClient,
     Unauthorized,
     Worker,
     cron,
     every,
 )
-from fencepost.models import Completion
+from fencepost.models import Completion, DeadFilter
 from fencepost.schedules.schedule_preview import SchedulePreview
 from fencepost.schedules.zones import TZDATA_VERSION
 from ledger.connection import Pool, session
@@ -44,7 +45,7 @@ from streams.topics import Topics, create_topics
 from tests.api.owner import Owner
 from tests.connectors.client.wire import Wire
 from tests.connectors.client.worker_bench import eventually
-from tests.ledger_fixtures import PARTITIONS
+from tests.ledger_fixtures import PARTITIONS, empty_ledger, shared_ledger
 
 TENANT = "acme"
 
@@ -54,6 +55,19 @@ def topics(kafka_broker: KafkaBroker) -> Topics:
     topics = Topics(f"client-{uuid4().hex[:8]}")
     create_topics(kafka_broker.bootstrap, topics, PARTITIONS)
     return topics
+
+
+@pytest.fixture(scope="module")
+def shared_ledger_dsn(postgres_server: str, ledger_template: str) -> Iterator[str]:
+    with shared_ledger(postgres_server, ledger_template, "ledger_of_client_tests") as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def ledger_dsn(shared_ledger_dsn: str) -> str:
+    """In place of the database of its own that a test elsewhere has."""
+    empty_ledger(shared_ledger_dsn)
+    return shared_ledger_dsn
 
 
 @pytest_asyncio.fixture
@@ -294,3 +308,65 @@ async def test_sync_client_talks_to_the_api_as_well(clients: Clients, owner: Own
             return client.run(run_id).state
 
     assert await asyncio.to_thread(blocking_program) == "pending"
+
+
+async def test_a_cancelled_run_is_stopped_and_its_note_was_shown(clients: Clients, owner: Owner) -> None:
+    [run_id] = await owner.make_due()
+    started = asyncio.Event()
+
+    async def long(ctx: RunContext) -> None:
+        ctx.progress("half")
+        started.set()
+        await asyncio.sleep(60)
+
+    async with owner.applying_commands(), clients.client() as client:
+        async with clients.working(long, visibility_s=3) as worker:
+            await asyncio.wait_for(started.wait(), 10)
+            while (await client.run(run_id)).progress != "half":  # noqa: ASYNC110 - only asking tells
+                await asyncio.sleep(0.05)
+            cancelled = await client.cancel_run(run_id)
+            assert (cancelled.state, cancelled.cancel_requested) == ("leased", True)
+            await eventually(lambda: worker.stats.cancelled, timeout_s=10)
+        assert (worker.stats.failed, worker.stats.completed, worker.stats.conflicts) == (0, 0, 0)
+        assert (await client.run(run_id)).state == "cancelled"
+
+
+async def test_a_snoozed_run_comes_again_uncharged_and_a_dead_one_is_replayed(clients: Clients, owner: Owner) -> None:
+    [run_id] = await owner.make_due(max_attempts=1)
+    calls: list[int] = []
+
+    async def handle(ctx: RunContext) -> None:
+        calls.append(ctx.attempt)
+        if len(calls) == 1:
+            raise Snooze(0.2)
+        if len(calls) == 2:
+            raise RuntimeError("boom")
+
+    async with owner.applying_commands(), clients.client() as client, clients.working(handle) as worker:
+        await eventually(lambda: worker.stats.failed, timeout_s=15)
+        [dead] = (await client.dead_letters(DeadFilter(queue="mail", reason="BOOM"))).runs
+        assert (dead.run_id, dead.attempt) == (run_id, 1)
+        assert (await client.replay_dead(DeadFilter(job_id=dead.job_id), dry_run=True)).matched == 1
+        assert (await client.replay_run(run_id)).state in ("pending", "leased")
+        await eventually(lambda: worker.stats.completed, timeout_s=15)
+    assert calls == [1, 1, 1]
+    assert worker.stats.snoozed == 1
+
+
+async def test_a_job_is_edited_backfilled_and_its_queue_paused(clients: Clients, owner: Owner) -> None:
+    async with owner.applying_commands(), clients.client() as client:
+        job = await client.create_job(JobSpec(queue="mail", schedule=cron("0 3 * * *")))
+        edited = JobSpec(queue="mail", schedule=cron("0 4 * * *"), retry_backoff="fixed", catch_up_limit=5)
+        answer = await client.update_job(job.job_id, edited)
+        assert answer.next_run_at is not None
+        assert answer.next_run_at.hour == 4
+        shown = await client.job(job.job_id)
+        assert (shown.retry_backoff, shown.catch_up_limit) == ("fixed", 5)
+        now = datetime.now(UTC)
+        filled = await client.backfill(job.job_id, now - timedelta(days=3), now)
+        assert filled.count == len({run.run_id for run in filled.runs}) == 3
+        queue = await client.pause_queue("mail")
+        assert (queue.paused, queue.waiting.normal) == (True, 3)
+        assert await client.lease("mail", "w") == []
+        assert not (await client.resume_queue("mail")).paused
+        assert (await client.tenant()).paused_queues == []
