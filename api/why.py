@@ -208,9 +208,22 @@ def summary(found: Timeline, incomplete: bool) -> str:
     late: dict[str, int] = {}
     for each in filter(found.is_late, found.intervals):
         late[each.cause] = late.get(each.cause, 0) + each.micros
-    verb = "was leased" if found.first_leased_at else "ended without a lease" if found.end else "waits"
     causes = ", ".join(f"{micros / 1e6:.3f} s {cause.replace('_', ' ')}" for cause, micros in late.items())
-    return f"it {verb} {found.lateness_us / 1e6:.3f} s after it was due: {causes}{missing}"
+    return f"{_first_step(found)} {found.lateness_us / 1e6:.3f} s {_since(found)} it was due: {causes}{missing}"
+
+
+def _first_step(found: Timeline) -> str:
+    """What ended the lateness, if anything has."""
+    if found.first_leased_at:
+        return "it was leased"
+    if found.end is None:
+        return "it has waited"
+    reason = f" ({found.end.reason})" if found.end.reason else ""
+    return f"it was {found.end.type.removeprefix('run_')}{reason}"
+
+
+def _since(found: Timeline) -> str:
+    return "after" if found.first_leased_at or found.end else "since"
 
 
 def _punctual(found: Timeline) -> str:

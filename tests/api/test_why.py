@@ -86,7 +86,7 @@ async def test_a_run_that_waits_is_explained_up_to_now(operator: Caller, owner: 
     answer = await why(operator, run_id)
     assert (answer["state"], answer["firstLeasedAt"], answer["endedAt"]) == ("pending", None, None)
     assert answer["intervals"][-1]["to"] == answer["asOf"]
-    assert answer["summary"].startswith("it waits ")
+    assert answer["summary"].startswith("it has waited ")
 
 
 async def test_a_run_of_later_is_not_late(operator: Caller, owner: Owner) -> None:
@@ -250,6 +250,7 @@ async def test_occurrences_that_were_skipped_together_tell_their_reason(job: Hou
         await advance_jobs(tx, [advance], now=NINE + 5 * HOUR)
     own = await occurrence(operator, job.job_id, NINE)
     assert (own["decision"], own["reason"], own["run"]["state"]) == ("skipped", "catch-up latest", "skipped")
+    assert own["run"]["summary"].startswith("it was skipped (catch-up latest) 18000.000 s after it was due")
     among = await occurrence(operator, job.job_id, NINE + 2 * HOUR)
     assert (among["decision"], among["reason"], among["run"]) == ("skipped", "catch-up latest", None)
     assert among["skippedRange"] == {"first": z(NINE + HOUR), "last": z(NINE + 4 * HOUR), "count": 4}
