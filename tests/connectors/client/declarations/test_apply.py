@@ -203,7 +203,7 @@ async def test_a_plan_for_another_tenant_is_refused(shell: Shell, client: Fencep
 async def test_plans_are_json_for_programs_and_mistakes_are_usage_errors(shell: Shell) -> None:
     shell.declare(mails=AT_NINE)
     made = msgspec.json.decode((await shell("plan", shell.file, "--json", "--horizon", "2d")).stdout_bytes, type=Plan)
-    assert (made.jobs[0].occurrences.added, (made.end - made.start).days) == (2, 2)
+    assert (len(made.jobs[0].occurrences.added), (made.end - made.start).days) == (2, 2)
     for verb, option, value, said in (
         ("plan", "--horizon", "2y", "36h, 7d or 4w"),
         ("plan", "--from", "2026-03-01T00:00", "needs an offset"),

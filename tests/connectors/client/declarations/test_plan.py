@@ -47,8 +47,8 @@ def test_a_change_is_told_field_by_field() -> None:
 def test_occurrences_of_a_changed_schedule_move_day_by_day() -> None:
     change = job_planned(planned(jobs(mails=AT_TEN), served(jobs(mails=AT_NINE), "mails")), "mails")
     seen = change.occurrences
-    assert (seen.moved, seen.added, seen.removed, seen.unchanged) == (7, 0, 0, 0)
-    assert seen.first_moved[0] == (berlin(3, 9), berlin(3, 10))
+    assert seen.moved == [(berlin(day, 9), berlin(day, 10)) for day in range(3, 10)]
+    assert (seen.added, seen.removed, seen.unchanged) == ([], [], 0)
     assert (change.pending_before, change.pending_after) == (berlin(3, 9), berlin(3, 10))
 
 
@@ -59,19 +59,19 @@ def test_what_is_pending_stays_when_the_schedule_does() -> None:
         planned(jobs(mails=job('{cron: "0 9 * * *", zone: Europe/Berlin}', maxAttempts=2)), then), "mails"
     )
     assert (change.action, change.pending_after) == ("change", berlin(6, 9))
-    assert (change.occurrences.unchanged, change.occurrences.moved) == (4, 0)
+    assert (change.occurrences.unchanged, change.occurrences.moved) == (4, [])
 
 
 def test_a_paused_job_has_no_occurrences_before_or_after() -> None:
     found = served(jobs(mails=AT_NINE), "mails", state="paused", held_runs=1)
     seen = job_planned(planned(jobs(mails=AT_TEN), found), "mails")
-    assert (seen.occurrences.moved, seen.occurrences.added, seen.occurrences.unchanged) == (0, 0, 0)
+    assert (seen.occurrences.moved, seen.occurrences.added, seen.occurrences.unchanged) == ([], [], 0)
     assert seen.pending_after == berlin(3, 10)
 
 
 def test_a_single_run_whose_time_has_passed_is_made_at_once() -> None:
     plan = planned(jobs(once=job("{runAt: 2026-03-01T00:00:00Z}")))
-    assert job_planned(plan, "once").occurrences.first_added == [datetime(2026, 3, 1, tzinfo=UTC)]
+    assert job_planned(plan, "once").occurrences.added == [datetime(2026, 3, 1, tzinfo=UTC)]
     assert plan.load_after.peak_at == START
 
 
@@ -174,6 +174,13 @@ def test_the_text_says_what_becomes_of_the_runs() -> None:
         "Load of the set: 175 runs before, 175 after",
     ):
         assert said in text
+
+
+def test_the_text_names_every_occurrence_when_asked() -> None:
+    plan = planned(jobs(new=HOURLY), horizon=timedelta(hours=5))
+    short, whole = ("\n".join(plan_lines(plan, most)) for most in (3, None))
+    assert "5 added: 2026-03-02T11:00:00Z, 2026-03-02T12:00:00Z, 2026-03-02T13:00:00Z, …\n" in short
+    assert "T13:00:00Z, 2026-03-02T14:00:00Z, 2026-03-02T15:00:00Z\n" in whole
 
 
 def test_the_text_of_what_stays_paused_and_of_what_is_kept() -> None:

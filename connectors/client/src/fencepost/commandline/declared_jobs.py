@@ -16,7 +16,7 @@ import msgspec
 from fencepost.client import FencepostClient
 from fencepost.commandline.connection import Connection, pass_connection
 from fencepost.commandline.parameters import InstantParam
-from fencepost.commandline.plan_text import plan_lines
+from fencepost.commandline.plan_text import TIMES_SHOWN, plan_lines
 from fencepost.declarations.application import Application, apply_plan, found_jobs
 from fencepost.declarations.errors import PlanMoved
 from fencepost.declarations.job_file import read_job_file
@@ -69,10 +69,11 @@ file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=Fal
 @click.command()
 @file_argument
 @plan_options
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@click.option("--all", "every", is_flag=True, help="Name every occurrence that changes, not the first few.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON, which names every one.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Keep the plan, for `fencepost apply`.")
 @pass_connection
-def plan(connection: Connection, /, file: Path, as_json: bool, out: Path | None, **options: Any) -> None:
+def plan(connection: Connection, /, file: Path, every: bool, as_json: bool, out: Path | None, **options: Any) -> None:
     """Show what applying a FILE of jobs would change, over a horizon: jobs, occurrences, runs and load.
 
     The file is YAML. Its `jobs` are named bodies of POST /v1/jobs; they are a set, which owns what it has created.
@@ -89,7 +90,7 @@ def plan(connection: Connection, /, file: Path, as_json: bool, out: Path | None,
     if as_json:
         click.echo(_json(made))
         return
-    _print_plan(made)
+    _print_plan(made, None if every else TIMES_SHOWN)
     if made.actions():
         click.echo(f"\nApply it with\n  fencepost apply {out or file}{_apply_options(made, out, options)}")
 
@@ -197,8 +198,8 @@ def _report(application: Application) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _print_plan(made: Plan) -> None:
-    click.echo("\n".join(plan_lines(made)))
+def _print_plan(made: Plan, most: int | None = TIMES_SHOWN) -> None:
+    click.echo("\n".join(plan_lines(made, most)))
 
 
 def _apply_options(made: Plan, out: Path | None, options: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,14 +20,14 @@ BAR_WIDTH = 60
 STAYING, COMING, GOING = "█", "+", "-"
 
 
-def plan_lines(plan: Plan) -> Iterator[str]:
-    """The whole plan."""
+def plan_lines(plan: Plan, most: int | None = TIMES_SHOWN) -> Iterator[str]:
+    """The whole plan. most: occurrences of each kind that a job's lines name; None: all."""
     yield f"Set {plan.set} of tenant {plan.tenant}: {_counts(plan)}"
     yield f"Occurrences after {_instant(plan.start)} up to {_instant(plan.end)}"
     for job in plan.jobs:
         if job.action != "none":
             yield ""
-            yield from _job_lines(job, plan)
+            yield from _job_lines(job, plan, most)
     yield ""
     yield from _load_lines(plan)
     yield ""
@@ -41,11 +41,11 @@ def _counts(plan: Plan) -> str:
     return said + (f", {counts['keep']} kept that the file has not (--prune removes them)" if counts["keep"] else "")
 
 
-def _job_lines(job: JobPlan, plan: Plan) -> Iterator[str]:
+def _job_lines(job: JobPlan, plan: Plan, most: int | None) -> Iterator[str]:
     paused = ", paused: nothing fires until it is resumed" if job.state == "paused" else ""
     kept = ", kept: not in the file" if job.action == "keep" else ""
     yield f"{SIGNS[job.action]} {job.name}  {job.job_id}{kept}{paused}"
-    lines = [*_definition_lines(job), *_occurrence_lines(job, plan), *_run_lines(job)]
+    lines = [*_definition_lines(job), *_occurrence_lines(job, plan, most), *_run_lines(job)]
     yield from (f"    {line}" for line in lines)
 
 
@@ -56,17 +56,17 @@ def _definition_lines(job: JobPlan) -> Iterator[str]:
         yield f"{change.field}: {_value(change.before)} → {_value(change.after)}"
 
 
-def _occurrence_lines(job: JobPlan, plan: Plan) -> Iterator[str]:
+def _occurrence_lines(job: JobPlan, plan: Plan, most: int | None) -> Iterator[str]:
     seen = job.occurrences
     if seen.moved:
-        pairs = [f"{_instant(each.before)} → {_instant(each.after)}" for each in seen.first_moved]
-        yield f"{seen.moved} moved: {_first(pairs, seen.moved)} (paired by day in {seen.zone}, in order)"
+        pairs = [f"{_instant(each.before)} → {_instant(each.after)}" for each in seen.moved[:most]]
+        yield f"{len(seen.moved)} moved: {_listed(pairs, seen.moved)} (paired by day in {seen.zone}, in order)"
     if seen.added:
-        yield f"{seen.added} added: {_first([_instant(each) for each in seen.first_added], seen.added)}"
-    if seen.first_added and seen.first_added[0] <= plan.start:
+        yield f"{len(seen.added)} added: {_listed(map(_instant, seen.added[:most]), seen.added)}"
+    if seen.added and seen.added[0] <= plan.start:
         yield "its time has passed: it runs at once"
     if seen.removed:
-        yield f"{seen.removed} removed: {_first([_instant(each) for each in seen.first_removed], seen.removed)}"
+        yield f"{len(seen.removed)} removed: {_listed(map(_instant, seen.removed[:most]), seen.removed)}"
     if seen.unchanged:
         yield f"{seen.unchanged} stay where they are"
     if not (seen.moved or seen.added or seen.removed or seen.unchanged or job.state == "paused"):
@@ -119,8 +119,9 @@ def _runs(count: int) -> str:
     return f"{count} run{'' if count == 1 else 's'}"
 
 
-def _first(texts: list[str], count: int) -> str:
-    return ", ".join(texts[:TIMES_SHOWN]) + (", …" if count > TIMES_SHOWN else "")
+def _listed(texts: Iterable[str], of: Sequence[object]) -> str:
+    shown = list(texts)
+    return ", ".join(shown) + (", …" if len(shown) < len(of) else "")
 
 
 def _schedule(definition: Definition) -> str:

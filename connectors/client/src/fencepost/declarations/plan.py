@@ -16,26 +16,21 @@ from fencepost.declarations.definitions import Definition, FieldChange, definiti
 from fencepost.declarations.job_fates import Action, JobFate, job_fates
 from fencepost.declarations.job_file import DeclaredSet
 from fencepost.declarations.load import Load, Minutes
-from fencepost.declarations.occurrences import Moved, OccurrenceChanges, changes
+from fencepost.declarations.occurrences import Moved, changes
 from fencepost.declarations.plan_hash import plan_hash
-
-SHOWN = 5  # of the occurrences of each kind
 
 
 class Occurrences(Struct, rename="camel", frozen=True, kw_only=True):
-    """How many of a job's occurrences become what, and the first few of them.
+    """What becomes of a job's occurrences in the horizon: every one that changes, and how many do not.
 
     zone: what moved was paired day by day on its clock, in the order of time.
     """
 
     zone: str
     unchanged: int
-    added: int
-    removed: int
-    moved: int
-    first_added: list[datetime]
-    first_removed: list[datetime]
-    first_moved: list[Moved]
+    added: list[datetime]
+    removed: list[datetime]
+    moved: list[Moved]
 
 
 class JobPlan(Struct, rename="camel", frozen=True, kw_only=True):
@@ -126,7 +121,7 @@ def _job_plan(fate: JobFate, start: datetime, end: datetime, before: Minutes, af
         before.add(schedule_before, old, start, fate.job_id)
     if schedule_after is not None:
         after.add(schedule_after, new, start, fate.job_id)
-    changed = found is not None and fate.wanted is not None
+    changed = changes(old, new, fate.zone)
     return JobPlan(
         name=fate.name,
         job_id=fate.job_id,
@@ -135,24 +130,17 @@ def _job_plan(fate: JobFate, start: datetime, end: datetime, before: Minutes, af
         definition=fate.wanted,
         key=fate.key,
         version=found.version if found else None,
-        fields=list(differences(definition_found(found), fate.wanted)) if found and changed else [],
-        occurrences=_counted(changes(old, new, fate.zone), fate.zone),
+        fields=list(differences(definition_found(found), fate.wanted)) if found and fate.wanted else [],
+        occurrences=Occurrences(
+            zone=fate.zone,
+            unchanged=len(changed.unchanged),
+            added=changed.added,
+            removed=changed.removed,
+            moved=changed.moved,
+        ),
         pending_before=found.next_run_at if found else None,
         pending_after=pending_after,
         pending_runs=found.pending_runs if found else 0,
         leased_runs=found.leased_runs if found else 0,
         held_runs=found.held_runs if found else 0,
-    )
-
-
-def _counted(changed: OccurrenceChanges, zone: str) -> Occurrences:
-    return Occurrences(
-        zone=zone,
-        unchanged=len(changed.unchanged),
-        added=len(changed.added),
-        removed=len(changed.removed),
-        moved=len(changed.moved),
-        first_added=changed.added[:SHOWN],
-        first_removed=changed.removed[:SHOWN],
-        first_moved=changed.moved[:SHOWN],
     )
