@@ -15,10 +15,10 @@ from uuid import UUID
 
 import pytest
 
-from ledger.completions import Completion, complete_runs, expire_leases
+from ledger.completions import Completion, Failure, complete_runs, expire_leases, fail_runs
 from ledger.connection import Pool, session
 from ledger.fence import Fence, OwnerTransaction, api_transaction, owner_transaction, take_over
-from ledger.leases import LeaseAsk, LeasedRun, lease_runs
+from ledger.leases import Beat, LeaseAsk, LeasedRun, extend_leases, lease_runs
 from ledger.outbox import read_outbox
 from ledger.runs import find_due
 from schemas.codec import Codec
@@ -145,6 +145,15 @@ class Simulation:
         async with api_transaction(self.pool, [lease.run_id]) as conn:
             return bool(await complete_runs(conn, [Completion(lease.run_id, lease.lease_token)], now=self.now))
 
+    async def fail(self, *leases: LeasedRun, retry_after_s: float | None = None) -> None:
+        failures = [Failure(each.run_id, each.lease_token, "failed", retry_after_s=retry_after_s) for each in leases]
+        async with api_transaction(self.pool, [lease.run_id for lease in leases]) as conn:
+            await fail_runs(conn, failures, now=self.now)
+
+    async def beat(self, *leases: LeasedRun) -> None:
+        async with api_transaction(self.pool, [lease.run_id for lease in leases]) as conn:
+            await extend_leases(conn, [Beat(lease.run_id, lease.lease_token, 30) for lease in leases], now=self.now)
+
     async def expire(self, *run_ids: UUID) -> None:
         async with self.transaction() as tx:
             await expire_leases(tx.conn, run_ids, now=self.now)
@@ -227,6 +236,7 @@ async def simulating(
     monkeypatch.setattr(partition_owner, "owner_transaction", lambda *_: simulation.transaction())
     monkeypatch.setattr(partition_owner, "LATE_DUTY", 1.0)
     monkeypatch.setattr(partition_owner, "SWEEP_PERIOD_S", 0.0)
+    monkeypatch.setattr(partition_owner, "EXPIRY_PERIOD_S", 0.0)
     async with session(pool) as conn:
         await conn.execute("UPDATE partitions SET decided_through = %s", (now,))
     await simulation.start()
