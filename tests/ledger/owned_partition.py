@@ -12,13 +12,29 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
+from ledger.admissions import Admission, admit_runs, skip_late
+from ledger.cancellations import Cancelled, cancel_runs
 from ledger.completions import Completion, Ended, Failure, complete_runs, expire_leases, fail_runs
 from ledger.connection import Connection, Pool, session
+from ledger.dead_letters import Replay, Replayed, replay_runs
+from ledger.edits import Edit, update_jobs
 from ledger.fence import Fence, api_transaction, owner_transaction, take_over
 from ledger.jobs import Job, NewJob, create_jobs, delete_jobs, pause_jobs, read_jobs
-from ledger.leases import HeldLease, LeaseAsk, LeasedRun, lease_runs, release_runs
+from ledger.leases import (
+    Beat,
+    ExtendedLease,
+    HeldLease,
+    LeaseAsk,
+    LeasedRun,
+    Snooze,
+    Snoozed,
+    extend_leases,
+    lease_runs,
+    release_runs,
+    snooze_runs,
+)
 from ledger.outbox import read_outbox
-from ledger.runs import RunState, read_run
+from ledger.runs import ManualRun, PendingRun, RunState, read_run, trigger_jobs
 from schemas.ids import run_id_for
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -94,6 +110,14 @@ class OwnedPartition:
         async with api_transaction(self.pool, [each.run_id for each in leases]) as conn:
             return await release_runs(conn, leases, now=now)
 
+    async def beat(self, *beats: Beat, now: datetime = NOW) -> list[ExtendedLease]:
+        async with api_transaction(self.pool, [each.run_id for each in beats]) as conn:
+            return await extend_leases(conn, beats, now=now)
+
+    async def snooze(self, *snoozes: Snooze, now: datetime = NOW) -> list[Snoozed]:
+        async with api_transaction(self.pool, [each.run_id for each in snoozes]) as conn:
+            return await snooze_runs(conn, snoozes, now=now)
+
     async def expire(self, *run_ids: UUID, now: datetime) -> list[Ended]:
         async with owner_transaction(self.pool, self.fence) as tx:
             return await expire_leases(tx.conn, run_ids, now=now)
@@ -105,6 +129,44 @@ class OwnedPartition:
     async def delete(self, *job_ids: UUID) -> list[UUID]:
         async with owner_transaction(self.pool, self.fence) as tx:
             return await delete_jobs(tx, job_ids, now=NOW)
+
+    async def trigger(self, job_id: UUID, now: datetime = NOW, **changes: Any) -> UUID:
+        """A manual run of the job, due at once."""
+        run_id = run_id_for(job_id, now, self.fence.partition, nonce=uuid4().bytes)
+        async with owner_transaction(self.pool, self.fence) as tx:
+            await trigger_jobs(tx, [ManualRun(job_id, run_id, now, None)._replace(**changes)], now=now)
+        return run_id
+
+    async def cancel(self, *run_ids: UUID, now: datetime = NOW) -> list[Cancelled]:
+        async with owner_transaction(self.pool, self.fence) as tx:
+            return await cancel_runs(tx, run_ids, now=now)
+
+    async def replay(self, *replays: Replay, now: datetime = NOW) -> Replayed:
+        async with owner_transaction(self.pool, self.fence) as tx:
+            return await replay_runs(tx, replays, now=now)
+
+    async def admit(self, *run_ids: UUID, now: datetime = NOW) -> Admission:
+        async with owner_transaction(self.pool, self.fence) as tx:
+            return await admit_runs(tx, run_ids, now=now)
+
+    async def skip_late(self, *run_ids: UUID, now: datetime = NOW) -> list[UUID]:
+        async with owner_transaction(self.pool, self.fence) as tx:
+            return await skip_late(tx, run_ids, now=now)
+
+    def edit_of(self, job: NewJob, fire: datetime | None, **changes: Any) -> Edit:
+        """Another definition of a job that is still at its first occurrence; the new one fires at `fire`."""
+        run_id = run_id_for(job.job_id, fire, self.fence.partition) if fire else None
+        edit = Edit(job.job_id, "mail", 1, '{"queue":"mail","new":1}', '{"n":2}', 3, fire, job.run_id, run_id, fire)
+        return edit._replace(**changes)
+
+    async def update(self, *edits: Edit, now: datetime = NOW) -> list[PendingRun]:
+        async with owner_transaction(self.pool, self.fence) as tx:
+            return await update_jobs(tx, edits, now=now)
+
+    async def slots(self) -> dict[UUID, UUID]:
+        """The run that has its job's slot, by job."""
+        async with session(self.pool) as conn:
+            return dict(await (await conn.execute("SELECT job_id, run_id FROM job_slots")).fetchall())
 
     async def run(self, run_id: UUID) -> RunState | None:
         async with session(self.pool) as conn:
