@@ -32,12 +32,12 @@ class Admission(NamedTuple):
 LOCK_SIBLINGS = """
 SELECT r.run_id FROM runs r
 WHERE r.partition = %(partition)s AND r.job_id = ANY (ARRAY(
-    SELECT a.job_id FROM runs a WHERE a.run_id = ANY (%(run_ids)s::uuid[]) AND a.overlap <> 0))
+    SELECT a.job_id FROM runs a WHERE a.run_id = ANY (%(run_ids)b::uuid[]) AND a.overlap <> 0))
 ORDER BY r.run_id FOR UPDATE
 """
 
 _ASKED = """
-    SELECT r.* FROM unnest(%(run_ids)s::uuid[]) AS a (run_id), runs r
+    SELECT r.* FROM unnest(%(run_ids)b::uuid[]) AS a (run_id), runs r
     WHERE r.run_id = a.run_id AND r.partition = %(partition)s AND r.overlap <> 0 AND r.state = 'pending'
       AND r.due_at <= coalesce(%(now)s::timestamptz, now())
 """
@@ -106,7 +106,7 @@ async def admit_runs(tx: OwnerTransaction, run_ids: Sequence[UUID], *, now: date
 
 SKIP_LATE = f"""
 WITH skipped AS (
-    DELETE FROM runs r USING unnest(%(run_ids)s::uuid[]) AS a (run_id)
+    DELETE FROM runs r USING unnest(%(run_ids)b::uuid[]) AS a (run_id)
     WHERE r.run_id = a.run_id AND r.partition = %(partition)s AND r.state = 'pending'
       AND r.start_by < coalesce(%(now)s::timestamptz, now())
     RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,

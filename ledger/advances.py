@@ -39,10 +39,10 @@ ADVANCE_JOBS = f"""
 WITH moved AS (
     UPDATE jobs j SET next_fire_at = a.next_fire_at, tzdata_version = %(tzdata)s,
                       version = j.version + (a.range_count IS NOT NULL)::int
-    FROM unnest(%(job_id)s::uuid[], %(version)s::int[], %(fired_at)s::timestamptz[], %(next_fire_at)s::timestamptz[],
-                %(run_id)s::uuid[], %(due_at)s::timestamptz[], %(skipped_run_id)s::uuid[], %(skip_reason)s::text[],
-                %(range_first)s::timestamptz[], %(range_last)s::timestamptz[], %(range_count)s::bigint[],
-                %(range_reason)s::text[])
+    FROM unnest(%(job_id)b::uuid[], %(version)b::int[], %(fired_at)b::timestamptz[], %(next_fire_at)b::timestamptz[],
+                %(run_id)b::uuid[], %(due_at)b::timestamptz[], %(skipped_run_id)b::uuid[], %(skip_reason)b::text[],
+                %(range_first)b::timestamptz[], %(range_last)b::timestamptz[], %(range_count)b::bigint[],
+                %(range_reason)b::text[])
              AS a (job_id, version, fired_at, next_fire_at, run_id, due_at, skipped_run_id, skip_reason,
                    range_first, range_last, range_count, range_reason)
     WHERE j.job_id = a.job_id AND j.version = a.version AND j.next_fire_at = a.fired_at AND j.state = 'active'

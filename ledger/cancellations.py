@@ -53,7 +53,7 @@ gone AS (
 CANCEL_RUNS = f"""
 WITH doomed AS (
     SELECT r.run_id, r.state, 'cancelled'::text AS reason
-    FROM unnest(%(run_ids)s::uuid[]) AS c (run_id), runs r
+    FROM unnest(%(run_ids)b::uuid[]) AS c (run_id), runs r
     WHERE r.run_id = c.run_id AND r.partition = %(partition)s
     FOR UPDATE OF r
 ), {CANCEL_DOOMED}

@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
 
 RECORD_OUTCOMES = """
 INSERT INTO applied_commands (command_id, outcome, detail, field)
-SELECT * FROM unnest(%s::uuid[], %s::text[], %s::text[], %s::text[])
+SELECT * FROM unnest(%b::uuid[], %b::text[], %b::text[], %b::text[])
 ON CONFLICT (command_id) DO NOTHING
 """
 
@@ -38,7 +38,7 @@ async def record_outcomes(tx: OwnerTransaction, outcomes: Sequence[Outcome]) -> 
     await tx.conn.execute(RECORD_OUTCOMES, columns)
 
 
-READ_OUTCOMES = "SELECT command_id, outcome, detail, field FROM applied_commands WHERE command_id = ANY(%s)"
+READ_OUTCOMES = "SELECT command_id, outcome, detail, field FROM applied_commands WHERE command_id = ANY(%b)"
 
 
 async def read_outcomes(conn: Connection, command_ids: Sequence[UUID]) -> dict[UUID, Outcome]:

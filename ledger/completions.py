@@ -28,8 +28,8 @@ class Completion(NamedTuple):
 COMPLETE_RUNS = f"""
 WITH ended AS (
     DELETE FROM runs r
-    USING unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(results)s::text[], %(tenants)s::text[],
-                 %(queues)s::text[]) AS c (run_id, lease_token, result, tenant, queues)
+    USING unnest(%(run_ids)b::uuid[], %(lease_tokens)b::bigint[], %(results)b::text[], %(tenants)b::text[],
+                 %(queues)b::text[]) AS c (run_id, lease_token, result, tenant, queues)
     WHERE r.run_id = c.run_id AND r.lease_token = c.lease_token AND r.state = 'leased'
       AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now()) AND {OF_CALLER}
       AND r.cancel_reason IS DISTINCT FROM 'replaced'
@@ -55,7 +55,7 @@ SELECT run_id FROM ended
 END_REPLACED = f"""
 WITH ended AS (
     DELETE FROM runs r
-    USING unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(tenants)s::text[], %(queues)s::text[])
+    USING unnest(%(run_ids)b::uuid[], %(lease_tokens)b::bigint[], %(tenants)b::text[], %(queues)b::text[])
               AS c (run_id, lease_token, tenant, queues)
     WHERE r.run_id = c.run_id AND r.lease_token = c.lease_token AND r.cancel_reason = 'replaced' AND {OF_CALLER}
     RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,
@@ -178,8 +178,8 @@ class Failure(NamedTuple):
 FAIL_RUNS = f"""
 WITH ended AS (
     SELECT {_ended("c.reason", "c.permanent", "c.retry_after_s")}
-    FROM unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(reasons)s::text[], %(permanent)s::bool[],
-                %(retry_after_s)s::float8[], %(tenants)s::text[], %(queues)s::text[])
+    FROM unnest(%(run_ids)b::uuid[], %(lease_tokens)b::bigint[], %(reasons)b::text[], %(permanent)b::bool[],
+                %(retry_after_s)b::float8[], %(tenants)b::text[], %(queues)b::text[])
              AS c (run_id, lease_token, reason, permanent, retry_after_s, tenant, queues)
          JOIN runs r ON r.run_id = c.run_id {JOB_OF_RUN}
     WHERE r.lease_token = c.lease_token AND r.state = 'leased'
@@ -218,7 +218,7 @@ _EXPIRY_REASON = """CASE WHEN r.attempt_ends_at <= coalesce(%(now)s::timestamptz
 EXPIRE_LEASES = f"""
 WITH ended AS (
     SELECT {_ended(_EXPIRY_REASON, "false", "NULL::float8")}
-    FROM unnest(%(run_ids)s::uuid[]) AS l (run_id) JOIN runs r ON r.run_id = l.run_id {JOB_OF_RUN}
+    FROM unnest(%(run_ids)b::uuid[]) AS l (run_id) JOIN runs r ON r.run_id = l.run_id {JOB_OF_RUN}
     WHERE r.state = 'leased' AND r.lease_expires_at <= coalesce(%(now)s::timestamptz, now())
     FOR UPDATE OF r
 ), {_RETRY_OR_BURY}
@@ -236,7 +236,7 @@ async def expire_leases(conn: Connection, run_ids: Sequence[UUID], *, now: datet
 
 
 LEASE_EXPIRIES = """
-SELECT r.run_id, r.lease_expires_at FROM unnest(%s::uuid[]) AS l (run_id), runs r
+SELECT r.run_id, r.lease_expires_at FROM unnest(%b::uuid[]) AS l (run_id), runs r
 WHERE r.run_id = l.run_id AND r.state = 'leased'
 """
 

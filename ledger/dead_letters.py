@@ -45,7 +45,7 @@ class DeadFilter(NamedTuple):
 
 
 _MATCHES = """
-    tenant = %(tenant)s AND (%(queues)s::text[] IS NULL OR queue = ANY (%(queues)s::text[]))
+    tenant = %(tenant)s AND (%(queues)b::text[] IS NULL OR queue = ANY (%(queues)b::text[]))
       AND (%(job_id)s::uuid IS NULL OR job_id = %(job_id)s::uuid)
       AND died_at >= coalesce(%(since)s::timestamptz, '-infinity')
       AND died_at < coalesce(%(until)s::timestamptz, 'infinity')
@@ -104,7 +104,7 @@ _WHEN = {"attempts": "attempt", "scheduled_for": "scheduled_for", "due_at": "due
 REPLAY_RUNS = f"""
 WITH back AS (
     DELETE FROM dead_runs d
-    USING unnest(%(run_ids)s::uuid[], %(due_at)s::timestamptz[]) AS a (run_id, due_at), jobs j
+    USING unnest(%(run_ids)b::uuid[], %(due_at)b::timestamptz[]) AS a (run_id, due_at), jobs j
     WHERE d.run_id = a.run_id AND d.partition = %(partition)s AND j.job_id = d.job_id AND j.state <> 'deleted'
     RETURNING d.*, coalesce(a.due_at, %(now)s::timestamptz, now()) AS due_at, j.overlap, j.timeout_s,
               CASE j.state WHEN 'paused' THEN 'held' ELSE 'pending' END AS state

@@ -32,7 +32,7 @@ FROM jobs j CROSS JOIN LATERAL (
     FROM runs r WHERE r.partition = j.partition AND r.job_id = j.job_id
 ) n
 WHERE j.tenant = %(tenant)s AND j.declared_as IS NOT NULL AND split_part(j.declared_as, '/', 1) = %(declared_set)s
-  AND (%(queues)s::text[] IS NULL OR j.queue = ANY (%(queues)s::text[]))
+  AND (%(queues)b::text[] IS NULL OR j.queue = ANY (%(queues)b::text[]))
   AND (%(after)s::uuid IS NULL OR j.job_id > %(after)s::uuid)
 ORDER BY j.job_id
 LIMIT %(limit)s

@@ -50,9 +50,9 @@ WITH changed AS (
     SET queue = a.queue, lane = a.lane, definition = a.definition, payload = a.payload, max_attempts = a.max_attempts,
         next_fire_at = a.next_fire_at, {_SET_POLICIES}, tzdata_version = %(tzdata)s, version = j.version + 1,
         edited_at = coalesce(%(now)s::timestamptz, now()), updated_at = now()
-    FROM unnest(%(job_id)s::uuid[], %(queue)s::text[], %(lane)s::smallint[], %(definition)s::text[],
-                %(payload)s::text[], %(max_attempts)s::smallint[], %(next_fire_at)s::timestamptz[],
-                %(replaced_run_id)s::uuid[], %(run_id)s::uuid[], %(due_at)s::timestamptz[], {POLICY_ARRAYS})
+    FROM unnest(%(job_id)b::uuid[], %(queue)b::text[], %(lane)b::smallint[], %(definition)b::text[],
+                %(payload)b::text[], %(max_attempts)b::smallint[], %(next_fire_at)b::timestamptz[],
+                %(replaced_run_id)b::uuid[], %(run_id)b::uuid[], %(due_at)b::timestamptz[], {POLICY_ARRAYS})
              AS a (job_id, queue, lane, definition, payload, max_attempts, next_fire_at, replaced_run_id, run_id,
                    due_at, {POLICY_COLUMNS})
     WHERE j.job_id = a.job_id AND j.state <> 'deleted'

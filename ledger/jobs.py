@@ -43,7 +43,7 @@ class Job(NamedTuple):
 
 _JOB_COLUMNS = ", ".join(Job._fields)
 
-READ_JOBS = f"SELECT {_JOB_COLUMNS} FROM jobs WHERE job_id = ANY(%s)"
+READ_JOBS = f"SELECT {_JOB_COLUMNS} FROM jobs WHERE job_id = ANY(%b)"
 
 
 async def read_jobs(conn: Connection, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
@@ -85,8 +85,8 @@ def policies_of(spec: JobSpec) -> Policies:
 
 POLICY_COLUMNS = ", ".join(Policies._fields)
 # The parameters that `policy_parameters` makes, as arguments of an unnest.
-POLICY_ARRAYS = """%(overlap)s::smallint[], %(timeout_s)s::float8[], %(start_deadline_s)s::float8[],
-    %(retry_backoff)s::smallint[], %(retry_base_s)s::float8[], %(retry_max_s)s::float8[]"""
+POLICY_ARRAYS = """%(overlap)b::smallint[], %(timeout_s)b::float8[], %(start_deadline_s)b::float8[],
+    %(retry_backoff)b::smallint[], %(retry_base_s)b::float8[], %(retry_max_s)b::float8[]"""
 
 
 def policy_parameters(all_of: Sequence[Policies]) -> dict[str, list[Any]]:
@@ -111,26 +111,26 @@ class NewJob(NamedTuple):
     policies: Policies = Policies()
 
 
-_FIRST_OF_MADE = """
-    SELECT m.*, n.run_id, n.due_at, m.next_fire_at AS scheduled_for
-    FROM unnest(%(job_id)s::uuid[], %(run_id)s::uuid[], %(due_at)s::timestamptz[]) AS n (job_id, run_id, due_at), made m
-    WHERE m.job_id = n.job_id AND n.run_id IS NOT NULL
-"""
+# IS TRUE keeps the planner from turning IN into a join, which could only be a nested loop over all pairs here.
 CREATE_JOBS = f"""
-WITH made AS (
+WITH new AS MATERIALIZED (
+    SELECT *, %(partition)s::int AS partition, next_fire_at AS scheduled_for, 1 AS version,
+           NULL::timestamptz AS edited_at
+    FROM unnest(%(job_id)b::uuid[], %(tenant)b::text[], %(queue)b::text[], %(lane)b::smallint[], %(definition)b::text[],
+                %(payload)b::text[], %(max_attempts)b::smallint[], %(next_fire_at)b::timestamptz[],
+                %(created_at)b::timestamptz[], %(run_id)b::uuid[], %(due_at)b::timestamptz[], {POLICY_ARRAYS})
+             AS n (job_id, tenant, queue, lane, definition, payload, max_attempts, next_fire_at, created_at,
+                   run_id, due_at, {POLICY_COLUMNS})
+), made AS (
     INSERT INTO jobs (job_id, partition, tenant, queue, lane, definition, payload, max_attempts, next_fire_at,
                       created_at, tzdata_version, {POLICY_COLUMNS})
-    SELECT job_id, %(partition)s, tenant, queue, lane, definition, payload, max_attempts, next_fire_at, created_at,
+    SELECT job_id, partition, tenant, queue, lane, definition, payload, max_attempts, next_fire_at, created_at,
            %(tzdata)s, {POLICY_COLUMNS}
-    FROM unnest(%(job_id)s::uuid[], %(tenant)s::text[], %(queue)s::text[], %(lane)s::smallint[], %(definition)s::text[],
-                %(payload)s::text[], %(max_attempts)s::smallint[], %(next_fire_at)s::timestamptz[],
-                %(created_at)s::timestamptz[], {POLICY_ARRAYS})
-             AS n (job_id, tenant, queue, lane, definition, payload, max_attempts, next_fire_at, created_at,
-                   {POLICY_COLUMNS})
+    FROM new
     ON CONFLICT (job_id) DO NOTHING
     RETURNING *
 ), first AS (
-    {make_run(f"({_FIRST_OF_MADE}) AS j")}
+    {make_run("new AS j WHERE j.run_id IS NOT NULL AND (j.job_id IN (SELECT job_id FROM made)) IS TRUE")}
     ON CONFLICT (run_id) DO NOTHING
     RETURNING *
 ), job_event AS (
@@ -155,7 +155,7 @@ PAUSE_JOBS = f"""
 WITH changed AS (
     UPDATE jobs j SET state = 'paused', paused_at = coalesce(%(now)s::timestamptz, now()), version = j.version + 1,
                       updated_at = now()
-    WHERE j.job_id = ANY(%(job_ids)s::uuid[]) AND j.state = 'active'
+    WHERE j.job_id = ANY(%(job_ids)b::uuid[]) AND j.state = 'active'
     RETURNING j.*
 ), held AS (
     UPDATE runs r SET state = 'held', version = r.version + 1
@@ -197,8 +197,8 @@ class Resumption(NamedTuple):
 
 RESUME_JOBS = f"""
 WITH asked AS (
-    SELECT * FROM unnest(%(job_id)s::uuid[], %(next_fire_at)s::timestamptz[], %(skipped_run_id)s::uuid[],
-                         %(run_id)s::uuid[], %(due_at)s::timestamptz[])
+    SELECT * FROM unnest(%(job_id)b::uuid[], %(next_fire_at)b::timestamptz[], %(skipped_run_id)b::uuid[],
+                         %(run_id)b::uuid[], %(due_at)b::timestamptz[])
                   AS a (job_id, next_fire_at, skipped_run_id, run_id, due_at)
 ), changed AS (
     UPDATE jobs j SET state = 'active', paused_at = NULL, version = j.version + 1, next_fire_at = a.next_fire_at,
@@ -254,7 +254,7 @@ DELETE_JOBS = f"""
 WITH changed AS (
     UPDATE jobs j SET state = 'deleted', paused_at = NULL, next_fire_at = NULL, version = j.version + 1,
                       updated_at = now()
-    WHERE j.job_id = ANY(%(job_ids)s::uuid[]) AND j.state <> 'deleted'
+    WHERE j.job_id = ANY(%(job_ids)b::uuid[]) AND j.state <> 'deleted'
     RETURNING j.*
 ), dropped AS (
     DELETE FROM runs r USING changed j

@@ -44,7 +44,7 @@ class LeasedRun(NamedTuple):
 LEASE_LEFT_S = "extract(epoch FROM r.lease_expires_at - coalesce(%(now)s::timestamptz, now()))::float8"
 
 _ASKED = """
-    unnest(%(run_ids)s::uuid[], %(epochs)s::bigint[], %(worker_ids)s::text[], %(visibility_s)s::float8[])
+    unnest(%(run_ids)b::uuid[], %(epochs)b::bigint[], %(worker_ids)b::text[], %(visibility_s)b::float8[])
         AS ask (run_id, epoch, worker_id, visibility_s)
 """
 
@@ -174,8 +174,8 @@ SET lease_expires_at = CASE WHEN r.cancel_reason IS NOT NULL THEN r.lease_expire
         r.attempt_ends_at, greatest(
             r.lease_expires_at, coalesce(%(now)s::timestamptz, now()) + c.visibility_s * interval '1 second')) END,
     progress = coalesce(left(c.progress, 1000), r.progress)
-FROM unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(visibility_s)s::float8[], %(tenants)s::text[],
-            %(queues)s::text[], %(progress)s::text[])
+FROM unnest(%(run_ids)b::uuid[], %(lease_tokens)b::bigint[], %(visibility_s)b::float8[], %(tenants)b::text[],
+            %(queues)b::text[], %(progress)b::text[])
          AS c (run_id, lease_token, visibility_s, tenant, queues, progress)
 WHERE r.run_id = c.run_id AND r.lease_token = c.lease_token AND r.state = 'leased'
   AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now()) AND {OF_CALLER}
@@ -225,8 +225,8 @@ RELEASE_RUNS = f"""
 WITH ended AS (
     SELECT {ENDED_RUN}, {fate("released")} AS fate, r.attempt - 1 AS attempt, r.worker_id, NULL::text AS reason,
            coalesce(coalesce(%(now)s::timestamptz, now()) + c.delay_s * interval '1 second', r.due_at) AS due_at
-    FROM unnest(%(run_ids)s::uuid[], %(lease_tokens)s::bigint[], %(delays_s)s::float8[], %(tenants)s::text[],
-                %(queues)s::text[]) AS c (run_id, lease_token, delay_s, tenant, queues)
+    FROM unnest(%(run_ids)b::uuid[], %(lease_tokens)b::bigint[], %(delays_s)b::float8[], %(tenants)b::text[],
+                %(queues)b::text[]) AS c (run_id, lease_token, delay_s, tenant, queues)
          JOIN runs r ON r.run_id = c.run_id {JOB_OF_RUN}
     WHERE r.lease_token = c.lease_token AND r.state = 'leased'
       AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now()) AND {OF_CALLER}

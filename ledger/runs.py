@@ -61,8 +61,8 @@ TRIGGER_JOBS = f"""
 WITH asked AS (
     SELECT j.*, m.run_id, m.scheduled_for, coalesce(m.payload, j.payload) AS own_payload,
            coalesce(m.due_at, least(m.scheduled_for, coalesce(%(now)s::timestamptz, now()))) AS due_at
-    FROM unnest(%(job_id)s::uuid[], %(run_id)s::uuid[], %(scheduled_for)s::timestamptz[], %(payload)s::text[],
-                %(due_at)s::timestamptz[]) AS m (job_id, run_id, scheduled_for, payload, due_at),
+    FROM unnest(%(job_id)b::uuid[], %(run_id)b::uuid[], %(scheduled_for)b::timestamptz[], %(payload)b::text[],
+                %(due_at)b::timestamptz[]) AS m (job_id, run_id, scheduled_for, payload, due_at),
          jobs j
     WHERE j.job_id = m.job_id
 ), made AS (
@@ -132,7 +132,7 @@ class DueRun(NamedTuple):
 
 FIND_DUE = """
 SELECT asked.tenant, asked.queue, lanes.lane, due.run_id, p.epoch
-FROM unnest(%(tenants)s::text[], %(queues)s::text[]) AS asked (tenant, queue),
+FROM unnest(%(tenants)b::text[], %(queues)b::text[]) AS asked (tenant, queue),
      generate_series(0, 2) AS lanes (lane),
      LATERAL (
          SELECT r.run_id, r.partition FROM runs r
@@ -211,7 +211,7 @@ async def read_run(conn: Connection, run_id: UUID) -> RunState | None:
 
 
 READ_RUNS = f"""
-SELECT {RUN_COLUMNS}, state, lease_expires_at FROM runs WHERE run_id = ANY(%s) AND state <> 'held'
+SELECT {RUN_COLUMNS}, state, lease_expires_at FROM runs WHERE run_id = ANY(%b) AND state <> 'held'
 """
 
 
