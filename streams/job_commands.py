@@ -21,6 +21,7 @@ from ledger.jobs import (
     policies_of,
     resume_jobs,
 )
+from ledger.unstarted_runs import drop_unstarted, read_unstarted
 from schemas.commands import LANES, CreateJob, DeleteJob, JobSpec, PauseJob, ResumeJob, UpdateJob, definition_json
 from schemas.errors import CommandRejected, InvalidSchedule, JobConflict
 from schemas.fire_counts import count_fires
@@ -106,8 +107,23 @@ async def update(tx: OwnerTransaction, commands: Sequence[UpdateJob], jobs: Jobs
             edits.append(edit)
             effects.done([command])
     runs = await update_jobs(tx, edits, now=tx.now) if edits else []
+    await _drop_of_old_schedules(tx, edits, jobs)
     effects.events += [_job_updated(jobs[edit.job_id], edit) for edit in edits]
     effects.events += [run_scheduled(run, "edited") for run in runs]
+
+
+async def _drop_of_old_schedules(tx: OwnerTransaction, edits: Sequence[Edit], jobs: Jobs) -> None:
+    """What a former schedule made due and nobody has leased yet does not run any more; manual runs do."""
+    pending = {edit.job_id: edit.run_id for edit in edits if edit.run_id != edit.replaced_run_id}
+    unstarted = await read_unstarted(tx.conn, tx.fence.partition, list(pending)) if pending else []
+    dropped = [
+        run.run_id
+        for run in unstarted
+        if run.run_id != pending[run.job_id]
+        and run.run_id == run_id_for(run.job_id, run.scheduled_for, jobs[run.job_id].partition)
+    ]
+    if dropped:
+        await drop_unstarted(tx, dropped, now=tx.now)
 
 
 def _edit(tx: OwnerTransaction, command: UpdateJob, job: Job) -> Edit:

@@ -18,7 +18,7 @@ from ledger.fence import api_transaction
 from ledger.leases import LeaseAsk, lease_runs
 from schemas.commands import Command
 from schemas.ids import new_id
-from tests.streams.commands import backfill, cancel, create, job_on, pause, replay, resume, update
+from tests.streams.commands import backfill, cancel, create, job_on, pause, replay, resume, trigger, update
 from tests.streams.ledger_dump import fetch
 from tests.streams.simulated_owner import PARTITION, Simulation, simulating
 
@@ -82,6 +82,17 @@ async def test_an_edit_a_second_before_the_hour_races_with_a_lease_and_only_one_
                 assert [each.reason for each in await simulation.events(job_id, "run_cancelled")] == ["edited"]
         await fetch(simulation.pool, "WITH gone AS (DELETE FROM outbox RETURNING 1) SELECT count(*) FROM gone")
     assert 0 < leased_old < 400
+
+
+async def test_a_run_that_is_due_and_that_nobody_has_leased_goes_with_its_schedule(simulation: Simulation) -> None:
+    [job_id] = await hourly(simulation)
+    await simulation.apply(manual := trigger(job_id, issued_at=START))
+    await simulation.run_until(NINE + SECOND)
+    assert await simulation.runs(job_id) == [START, NINE, NINE + HOUR]
+    await simulation.apply(update(job_id, {"cron": "30 * * * *"}))
+    assert await simulation.runs(job_id) == [manual.issued_at, NINE + HOUR / 2]
+    ends = await simulation.events(job_id, "run_cancelled")
+    assert [(end.scheduled_for, end.reason) for end in ends] == [(NINE + HOUR, "edited"), (NINE, "edited")]
 
 
 async def test_an_edit_of_what_is_not_the_schedule_keeps_the_pending_occurrence(simulation: Simulation) -> None:
