@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from streams import partition_memory
 from streams.partition_memory import (
+    GRACE_US,
     LOAD_STEP_US,
     LOOKAHEAD_US,
     REHINT_AFTER_US,
@@ -206,3 +208,46 @@ def test_a_run_the_ledger_could_not_be_asked_about_stays_under_watch(memory: Par
     now_us = START_US + REHINT_AFTER_US
     memory.watch(memory.pop_unleased(now_us), now_us)
     assert memory.pop_unleased(now_us) == [run_id.bytes]
+
+
+def overdue(memory: PartitionMemory, job: int, at_us: int, **fields: Any) -> UUID:
+    """A job whose pending occurrence was due at at_us, with its run."""
+    run_id = occurrence(job, at_us)
+    memory.fold([job_event("job_created", job, 1, at_us), scheduled(run_id, 1, at_us, job=job) | fields])
+    return run_id
+
+
+def test_a_late_run_of_a_pending_occurrence_is_withheld_until_that_is_decided(memory: PartitionMemory) -> None:
+    run_id, now_us = overdue(memory, 1, START_US), START_US + GRACE_US + 1
+    memory.load(now_us)
+    fired = memory.pop_due(now_us)
+    assert (fired.runs, fired.jobs, fired.late_jobs) == ({}, [], [job_id(1).bytes])
+    memory.fold([scheduled(occurrence(1, now_us + 9), 1, now_us + 9, job=1)])
+    assert memory.decided([job_id(1).bytes]) == [run_id.bytes]
+    assert memory.hint_again([run_id.bytes], now_us).runs == {MAIL: [run_id.bytes]}
+    assert memory.decided([job_id(1).bytes]) == []
+
+
+def test_a_run_that_is_not_late_is_not_withheld(memory: PartitionMemory) -> None:
+    run_id, now_us = overdue(memory, 1, START_US), START_US + GRACE_US
+    memory.load(now_us)
+    fired = memory.pop_due(now_us)
+    assert (fired.runs, fired.jobs, fired.late_jobs) == ({MAIL: [run_id.bytes]}, [job_id(1).bytes], [])
+
+
+def test_a_late_run_beside_the_schedule_is_not_withheld(memory: PartitionMemory) -> None:
+    overdue(memory, 1, START_US)
+    manual, now_us = uuid4(), START_US + GRACE_US + 1
+    memory.fold([scheduled(manual, 1, START_US, job=1)])
+    memory.load(now_us)
+    assert memory.pop_due(now_us).runs == {MAIL: [manual.bytes]}
+
+
+def test_a_gated_run_is_hinted_only_once_it_was_admitted(memory: PartitionMemory) -> None:
+    run_id = overdue(memory, 1, START_US, gated=True)
+    memory.load(START_US)
+    fired = memory.pop_due(START_US)
+    assert (fired.runs, fired.gated) == ({}, [run_id.bytes])
+    assert memory.pop_unleased(START_US + 10 * REHINT_AFTER_US) == []
+    assert memory.admitted([run_id.bytes], START_US).runs == {MAIL: [run_id.bytes]}
+    assert memory.pop_unleased(START_US + REHINT_AFTER_US) == [run_id.bytes]

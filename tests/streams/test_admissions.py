@@ -1,0 +1,46 @@
+"""Gated runs wait for the run of their job that is active, and for nothing else."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+
+from streams import admissions
+from streams.admissions import AdmissionQueue
+from tests.streams.timing_events import gone, job_id, leased, run_event
+
+RUN, OTHER = uuid4().bytes, uuid4().bytes
+
+
+async def test_runs_are_taken_in_order_each_once_and_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admissions, "ADMIT_BATCH", 1)
+    queue = AdmissionQueue()
+    queue.add([RUN, OTHER, RUN])
+    assert [await queue.take(), await queue.take()] == [[RUN], [OTHER]]
+
+
+@pytest.mark.parametrize("kind", ["run_completed", "run_dead", "run_cancelled", "run_retried", "run_released"])
+async def test_a_blocked_run_is_looked_at_when_a_lease_of_its_job_ends(kind: str) -> None:
+    queue = AdmissionQueue()
+    queue.block(RUN, job_id(1).bytes)
+    queue.block(OTHER, job_id(2).bytes)
+    queue.folded([run_event(kind, uuid4(), 3, job=1)])
+    assert queue.blocked() == 1
+    assert await queue.take() == [RUN]
+
+
+async def test_a_blocked_run_stays_so_while_nothing_of_its_job_ends() -> None:
+    queue = AdmissionQueue()
+    queue.block(RUN, job_id(1).bytes)
+    queue.folded([leased(uuid4(), 2, 5), gone(uuid4(), 3)])  # of another job
+    assert queue.blocked() == 1
+
+
+async def test_all_are_looked_at_again_now_and_then() -> None:
+    queue = AdmissionQueue()
+    queue.block(RUN, job_id(1).bytes)
+    queue.block(OTHER, job_id(2).bytes)
+    queue.look_again()
+    assert queue.blocked() == 0
+    assert set(await queue.take()) == {RUN, OTHER}
