@@ -231,3 +231,30 @@ def _history_of(factory: pytest.TempPathFactory, batches: list[list[tuple[Any, .
     events = read(store, "SELECT * FROM store.run_events ORDER BY topic_offset")
     store.close()
     return runs, events
+
+
+def test_a_run_that_is_asked_to_stop_is_still_leased(store: HistoryStore) -> None:
+    leased = {"leaseExpiresAt": START + timedelta(seconds=30), "workerId": "worker-1", "dueAt": START}
+    asked = run_row(RUN, 3, "run_cancel_requested", reason="replaced", **leased)
+    store.append([run_row(RUN, 2, "run_leased", **leased), asked], {0: 1})
+    state = state_of(store)
+    assert (state.state, state.reason, state.lease_expires_at) == ("leased", "replaced", leased["leaseExpiresAt"])
+    assert state.first_leased_at == START + timedelta(seconds=2)
+
+
+def test_a_range_of_skipped_occurrences_is_kept_with_its_count(store: HistoryStore) -> None:
+    store.append([run_row(None, 2, "occurrences_skipped", count=42_200, reason="catch-up limit")], {0: 1})
+    assert read(store, 'SELECT type, "count", reason FROM store.run_events') == [
+        ("occurrences_skipped", 42_200, "catch-up limit")
+    ]
+    assert read(store, "SELECT version FROM store.jobs") == [(2,)]
+
+
+def test_a_store_of_a_build_without_counts_is_opened_and_gets_them(path: Path) -> None:
+    HistoryStore(path).close()
+    with duckdb.connect(str(path)) as before:
+        before.execute('ALTER TABLE store.run_events DROP COLUMN "count"')
+    store = HistoryStore(path)
+    store.append([run_row(None, 2, "occurrences_skipped", count=7)], {0: 1})
+    assert read(store, 'SELECT "count", "partition" FROM store.run_events') == [(7, 0)]
+    store.close()
