@@ -234,7 +234,7 @@ def _history_of(factory: pytest.TempPathFactory, batches: list[list[tuple[Any, .
 
 
 def test_a_run_that_is_asked_to_stop_is_still_leased(store: HistoryStore) -> None:
-    leased = {"leaseExpiresAt": START + timedelta(seconds=30), "workerId": "worker-1", "dueAt": START}
+    leased: dict[str, Any] = {"leaseExpiresAt": START + timedelta(seconds=30), "workerId": "worker-1", "dueAt": START}
     asked = run_row(RUN, 3, "run_cancel_requested", reason="replaced", **leased)
     store.append([run_row(RUN, 2, "run_leased", **leased), asked], {0: 1})
     state = state_of(store)
