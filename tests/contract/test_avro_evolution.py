@@ -131,7 +131,12 @@ def test_every_enum_says_what_an_unknown_symbol_is_read_as(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "field", "default"),
-    [("ReadyHints", "lane", "normal"), ("CreateJob", "overlap", "allow"), ("CreateJob", "catchUp", "latest"), ("CreateJob", "retryBackoff", "exponential")],
+    [
+        ("ReadyHints", "lane", "normal"),
+        ("CreateJob", "overlap", "allow"),
+        ("CreateJob", "catchUp", "latest"),
+        ("CreateJob", "retryBackoff", "exponential"),
+    ],
 )
 def test_a_symbol_that_this_build_does_not_know_is_read_as_the_default(name: str, field: str, default: str) -> None:
     registry = TwoVersions(name)
