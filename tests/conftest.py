@@ -1,3 +1,21 @@
-"""What every test may ask for."""
+"""What every test may ask for, and how tests are shared out between the processes of a parallel run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
 
 pytest_plugins = ["tests.broker_fixtures", "tests.ledger_fixtures"]
+
+CHAOS = Path(__file__).parent / "chaos"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `-n 2 --dist loadgroup` a file's tests stay in one process, and clusters are hurt one at a time.
+
+    The chaos tests come first: they take longest, and the other process works through the rest meanwhile.
+    """
+    items.sort(key=lambda item: CHAOS not in item.path.parents)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("chaos" if CHAOS in item.path.parents else str(item.path)))
