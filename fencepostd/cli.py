@@ -170,11 +170,23 @@ def installation(command: Command) -> Command:
 @installation
 @click.option("--partitions", default=DEFAULT_PARTITIONS, show_default=True, help="For ever; 256 is a good number.")
 @click.option("--replication-factor", default=3, show_default=True, help="Of the topics, at most one a broker.")
+@click.option("--pre-only", is_flag=True, help="Only what processes of the last version live with; repeat without.")
 @refusals
-def init(kafka: str, postgres: str, topic_prefix: str, partitions: int, replication_factor: int) -> None:
-    """Prepare Kafka and Postgres: topics, tables, the number of partitions. Safe to repeat; run it on every upgrade."""
+def init(
+    kafka: str, postgres: str, topic_prefix: str, partitions: int, replication_factor: int, pre_only: bool
+) -> None:
+    """Prepare Kafka and Postgres: topics, tables, the number of partitions. Safe to repeat; run it on every upgrade.
+
+    For an upgrade without a stop: `init --pre-only`, replace the processes one by one, then `init`.
+    """
     init_installation(
-        kafka, postgres, Topics(topic_prefix), partitions, click.echo, replication_factor=replication_factor
+        kafka,
+        postgres,
+        Topics(topic_prefix),
+        partitions,
+        click.echo,
+        replication_factor=replication_factor,
+        post=not pre_only,
     )
     click.echo(f"ready: {partitions} partitions")
 

@@ -28,12 +28,22 @@ LOCAL_TENANT = "demo"
 OWNED_DEADLINE_S = 60.0
 
 
-def init(bootstrap: str, dsn: str, topics: Topics, partitions: int, say: Say, *, replication_factor: int = 1) -> None:
+def init(
+    bootstrap: str,
+    dsn: str,
+    topics: Topics,
+    partitions: int,
+    say: Say,
+    *,
+    replication_factor: int = 1,
+    post: bool = True,
+) -> None:
     """Migrate the ledger, fix the number of partitions, make the topics. Idempotent.
 
-    Raises LedgerMismatch when either already exists with another number of partitions.
+    post: also what processes of the last version would not survive. Raises LedgerMismatch when the ledger
+    or a topic already exists with another number of partitions.
     """
-    for name in migrate(dsn):
+    for name in migrate(dsn, post=post):
         say(f"ledger: migrated {name}")
     created = create_topics(bootstrap, topics, partitions, replication_factor=replication_factor)
     if created:

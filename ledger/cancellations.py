@@ -77,9 +77,9 @@ class RunOwner(NamedTuple):
 
 
 OWNERS_OF_RUNS = """
-SELECT run_id, job_id, tenant, state FROM runs WHERE run_id = ANY(%(run_ids)s)
+SELECT run_id, job_id, tenant, state FROM runs WHERE run_id = ANY(%(run_ids)b)
 UNION ALL
-SELECT run_id, job_id, tenant, 'dead' FROM dead_runs WHERE run_id = ANY(%(run_ids)s)
+SELECT run_id, job_id, tenant, 'dead' FROM dead_runs WHERE run_id = ANY(%(run_ids)b)
 """
 
 

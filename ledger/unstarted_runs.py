@@ -20,7 +20,7 @@ class UnstartedRun(NamedTuple):
 
 READ_UNSTARTED = """
 SELECT run_id, job_id, scheduled_for FROM runs
-WHERE partition = %s AND job_id = ANY (%s) AND state <> 'leased' AND lease_token = 0
+WHERE partition = %s AND job_id = ANY (%b) AND state <> 'leased' AND lease_token = 0
 """
 
 
@@ -32,7 +32,7 @@ async def read_unstarted(conn: Connection, partition: int, job_ids: Sequence[UUI
 
 DROP_UNSTARTED = f"""
 WITH dropped AS (
-    DELETE FROM runs r USING unnest(%(run_ids)s::uuid[]) AS a (run_id)
+    DELETE FROM runs r USING unnest(%(run_ids)b::uuid[]) AS a (run_id)
     WHERE r.run_id = a.run_id AND r.partition = %(partition)s AND r.state <> 'leased' AND r.lease_token = 0
     RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,
               r.scheduled_for
