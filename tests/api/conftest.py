@@ -94,6 +94,12 @@ class Past:
                     return
                 await asyncio.sleep(0.02)
 
+    async def hears(self) -> None:
+        """Return once the history has reached Kafka, which it does in its own time after it answers."""
+        async with asyncio.timeout(20), httpx.AsyncClient() as client:
+            while not (await client.get(f"{self.url}/healthz")).json()["kafka"]:
+                await asyncio.sleep(0.02)
+
     async def stop_hearing(self) -> None:
         """Relay nothing any more: the history stays as it is."""
         self._stop_relay.set()
