@@ -97,7 +97,9 @@ class Past:
     async def hears(self) -> None:
         """Return once the history has reached Kafka, which it does in its own time after it answers."""
         async with asyncio.timeout(20), httpx.AsyncClient() as client:
-            while not (await client.get(f"{self.url}/healthz")).json()["kafka"]:
+            while True:
+                if (await client.get(f"{self.url}/healthz")).json()["kafka"]:
+                    return
                 await asyncio.sleep(0.02)
 
     async def stop_hearing(self) -> None:
