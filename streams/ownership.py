@@ -137,6 +137,10 @@ class Ownership:
                 self.around.crash(error)
                 return
             raise
+        if self._taking.get(partition) is not asyncio.current_task():
+            # Cancelled as it succeeded: a cancellation that comes together with what it would end may be swallowed.
+            await self._close(partition, owner, release=True, forget=False)
+            return
         del self._taking[partition]
         self._owners[partition] = owner
         PARTITIONS_OWNED.set(len(self._owners))
