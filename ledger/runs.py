@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -111,13 +112,17 @@ SELECT {RUN_COLUMNS}, state, lease_expires_at FROM runs WHERE partition = %s AND
 
 async def read_partition_runs(conn: Connection, partition: int) -> AsyncIterator[LiveRun]:
     """All pending and leased runs of a partition, streamed: memory stays bounded however many there are."""
-    async with conn.transaction(), conn.cursor(name="partition_runs") as cursor:
-        # A large partition takes longer than a writer may; nothing waits for a reader.
-        await conn.execute("SET LOCAL transaction_timeout = 0")
-        cursor.itersize = 5_000
-        await cursor.execute(READ_PARTITION_RUNS, (partition,))
-        async for row in cursor:
-            yield LiveRun(*row)
+    async with conn.transaction():
+        cursor = conn.cursor(name="partition_runs")
+        try:
+            # A large partition takes longer than a writer may; nothing waits for a reader.
+            await conn.execute("SET LOCAL transaction_timeout = 0")
+            cursor.itersize = 5_000
+            await cursor.execute(READ_PARTITION_RUNS, (partition,))
+            async for row in cursor:
+                yield LiveRun(*row)
+        finally:
+            await asyncio.shield(cursor.close())  # a second cancellation would leave it open
 
 
 class DueRun(NamedTuple):
