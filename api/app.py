@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from api.auth import Authenticator
 from api.backfills import Backfills
-from api.command_calls import CommandCalls
+from api.command_calls import APPLIED_WITHIN_S, CommandCalls
 from api.command_outcomes import CommandOutcomes
 from api.command_producer import CommandProducer
 from api.dead_letters import DeadLetters
@@ -56,7 +56,11 @@ EVERYONE: tuple[Role, ...] = (*PRODUCER, *WORKER, *OPERATOR)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings:
-    """What the composition root tells the API. history_url: None when there is no history service."""
+    """What the composition root tells the API.
+
+    history_url: None when there is no history service.
+    applied_within_s: how long a caller waits to see the effect of a command before the answer is 202.
+    """
 
     partitions: int
     bootstrap: str
@@ -65,6 +69,7 @@ class ApiSettings:
     codec: Codec
     history_url: str | None = None
     kafka_config: Mapping[str, Any] | None = None
+    applied_within_s: float = APPLIED_WITHIN_S
 
 
 class Api:
@@ -92,7 +97,7 @@ class Api:
                 (Snoozing(), http.Snooze, http.SnoozeBatch),
             )
         ]
-        self.commands = CommandCalls(pool, self.producer, self.command_outcomes)
+        self.commands = CommandCalls(pool, self.producer, self.command_outcomes, settings.applied_within_s)
         self.jobs = Jobs(pool, self.commands)
         self.declared_jobs = DeclaredJobs(pool)
         self.backfills = Backfills(self.jobs, self.commands)

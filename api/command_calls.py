@@ -36,13 +36,12 @@ class CommandCalls:
         pool: Pool,
         producer: CommandProducer,
         outcomes: CommandOutcomes,
-        *,
-        applied_within_s: float = APPLIED_WITHIN_S,
+        applied_within_s: float,
     ) -> None:
         self._pool = pool
         self._producer = producer
         self._outcomes = outcomes
-        self.applied_within_s = applied_within_s
+        self._applied_within_s = applied_within_s
 
     async def apply(self, command: Command) -> Outcome | None:
         """Send the command; its outcome, or None when that is not to be seen in time.
@@ -50,7 +49,7 @@ class CommandCalls:
         Raises KafkaUnavailable, or what the owner rejected the command for.
         """
         await self._producer.send(command)
-        outcome = await self._outcomes.wait_for(command.command_id, self.applied_within_s)
+        outcome = await self._outcomes.wait_for(command.command_id, self._applied_within_s)
         if outcome is not None and outcome.outcome not in (APPLIED, UNCHANGED):
             raise _rejection(outcome)
         return outcome
@@ -62,7 +61,7 @@ class CommandCalls:
         """
         for start in range(0, len(commands), SENT_TOGETHER):
             await asyncio.gather(*map(self._producer.send, commands[start : start + SENT_TOGETHER]))
-        waits = (self._outcomes.wait_for(command.command_id, self.applied_within_s) for command in commands)
+        waits = (self._outcomes.wait_for(command.command_id, self._applied_within_s) for command in commands)
         return list(await asyncio.gather(*waits))
 
     async def was_applied(self, command_id: UUID) -> bool:

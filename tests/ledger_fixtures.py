@@ -18,6 +18,7 @@ from ledger.migrations import migrate
 from ledger.partitions import init_partitions
 
 PARTITIONS = 16
+PATIENCE_S = 30.0  # of callers who wait for a command to be applied, which a busy machine may take its time over
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from streams.history_service import HistoryRole
 from streams.outbox_relay import OutboxRelay
 from streams.topics import Topics, create_topics
 from tests.api.owner import Owner
-from tests.ledger_fixtures import PARTITIONS, empty_ledger, shared_ledger
+from tests.ledger_fixtures import PARTITIONS, PATIENCE_S, empty_ledger, shared_ledger
 
 TENANT = "acme"
 
@@ -65,13 +65,20 @@ def ledger_dsn(shared_ledger_dsn: str) -> str:
 
 
 @pytest.fixture
-def settings(kafka_broker: KafkaBroker, topics: Topics) -> ApiSettings:
+def patience_s() -> float:
+    """How long the API's callers wait for their commands; a test in which nobody applies them has less."""
+    return PATIENCE_S
+
+
+@pytest.fixture
+def settings(kafka_broker: KafkaBroker, topics: Topics, patience_s: float) -> ApiSettings:
     return ApiSettings(
         partitions=PARTITIONS,
         bootstrap=kafka_broker.bootstrap,
         commands_topic=topics.commands,
         ready_topic=topics.ready,
         codec=Codec(),
+        applied_within_s=patience_s,
     )
 
 

@@ -205,10 +205,8 @@ async def test_the_same_key_on_another_job_is_another_command(producer: Caller) 
 
 
 @pytest.mark.usefixtures("owner")
-async def test_what_nobody_applies_in_time_is_accepted_with_its_command_id(
-    producer: Caller, api: Api, ledger_pool: Pool
-) -> None:
-    api.commands.applied_within_s = 0.1
+@pytest.mark.parametrize("patience_s", [0.1])
+async def test_what_nobody_applies_in_time_is_accepted_with_its_command_id(producer: Caller, ledger_pool: Pool) -> None:
     response = await producer.post("/v1/jobs", HOURLY)
     assert response.status_code == 202
     answer = response.json()

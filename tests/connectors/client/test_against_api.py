@@ -45,7 +45,7 @@ from streams.topics import Topics, create_topics
 from tests.api.owner import Owner
 from tests.connectors.client.wire import Wire
 from tests.connectors.client.worker_bench import eventually
-from tests.ledger_fixtures import PARTITIONS, empty_ledger, shared_ledger
+from tests.ledger_fixtures import PARTITIONS, PATIENCE_S, empty_ledger, shared_ledger
 
 TENANT = "acme"
 
@@ -70,14 +70,21 @@ def ledger_dsn(shared_ledger_dsn: str) -> str:
     return shared_ledger_dsn
 
 
+@pytest.fixture
+def patience_s() -> float:
+    """How long the API's callers wait for their commands; a test in which nobody applies them has less."""
+    return PATIENCE_S
+
+
 @pytest_asyncio.fixture
-async def api_url(ledger_dsn: str, kafka_broker: KafkaBroker, topics: Topics) -> AsyncIterator[str]:
+async def api_url(ledger_dsn: str, kafka_broker: KafkaBroker, topics: Topics, patience_s: float) -> AsyncIterator[str]:
     settings = ApiSettings(
         partitions=PARTITIONS,
         bootstrap=kafka_broker.bootstrap,
         commands_topic=topics.commands,
         ready_topic=topics.ready,
         codec=Codec(),
+        applied_within_s=patience_s,
     )
     role, stop = ApiRole(ledger_dsn, "127.0.0.1", 0, settings), asyncio.Event()
     running = asyncio.create_task(role.run(stop))
@@ -242,6 +249,7 @@ async def test_repeated_request_id_gets_the_same_runs(clients: Clients, owner: O
         }
 
 
+@pytest.mark.parametrize("patience_s", [0.2])
 async def test_create_that_no_owner_applies_is_accepted_and_its_key_gives_the_job_id(clients: Clients) -> None:
     async with clients.client("producer") as client:
         answer = await client.create_job(JobSpec(queue="mail", schedule=every(60)), idempotency_key="daily")

@@ -21,7 +21,7 @@ from ledger.tokens import create_token
 from schemas.codec import Codec
 from streams.topics import Topics, create_topics
 from tests.api.owner import Owner
-from tests.ledger_fixtures import PARTITIONS
+from tests.ledger_fixtures import PARTITIONS, PATIENCE_S
 
 TENANT = "acme"
 
@@ -41,6 +41,7 @@ async def api_url(ledger_dsn: str, kafka_broker: KafkaBroker, topics: Topics) ->
         commands_topic=topics.commands,
         ready_topic=topics.ready,
         codec=Codec(),
+        applied_within_s=PATIENCE_S,
     )
     role, stop = ApiRole(ledger_dsn, "127.0.0.1", 0, settings), asyncio.Event()
     running = asyncio.create_task(role.run(stop))
