@@ -35,9 +35,17 @@ async def state_of(pool: Pool, run_id: UUID) -> tuple[str, int]:
 
 async def waiting(api: Api, count: int) -> None:
     """Return once so many lease calls wait."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while api.metrics.long_polls_waiting._value.get() != count:  # noqa: ASYNC110
             await asyncio.sleep(0.001)  # nothing tells it: a gauge is all there is
+
+
+async def looked(api: Api) -> None:
+    """Return once the look into the ledger is over that every first waiter causes."""
+    async with asyncio.timeout(20):
+        while api.metrics.ready_polls._value.get() == 0 or api.poll.may_look(MAIL):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.1)  # its statement, which nothing tells of either
 
 
 def told(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -96,39 +104,40 @@ async def test_lanes_are_popped_seventy_twenty_ten(worker: Caller, owner: Owner)
     assert [got.count(lane) for lane in range(3)] == [21, 6, 3]
 
 
-async def test_a_call_that_does_not_wait_comes_back_at_once_with_nothing(worker: Caller) -> None:
-    began = time.monotonic()
+async def test_a_call_that_does_not_wait_comes_back_with_nothing(api: Api, worker: Caller) -> None:
     assert await worker.lease() == []
-    assert time.monotonic() - began < 1
+    assert api.index.wanted() == {}
 
 
 async def test_a_long_poll_comes_back_empty_after_its_wait(worker: Caller) -> None:
     began = time.monotonic()
     assert await worker.lease(waitSeconds=0.4) == []
-    assert 0.4 <= time.monotonic() - began < 2
+    assert time.monotonic() - began >= 0.4
 
 
-async def test_a_hint_answers_a_waiting_poll_within_milliseconds(api: Api, worker: Caller, owner: Owner) -> None:
+async def test_a_hint_answers_a_waiting_poll_without_a_look_into_the_ledger(
+    api: Api, worker: Caller, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api.poll, "_interval_s", (60.0, 60.0))
     assert await asyncio.to_thread(api.hints.positioned.wait, 10)
     poll = asyncio.create_task(worker.lease(waitSeconds=20))
     await waiting(api, 1)
-    await asyncio.sleep(0.1)  # the look into the ledger that every first waiter causes is over
+    await looked(api)
     [run_id] = await owner.make_due()
-    began = time.monotonic()
     await asyncio.to_thread(owner.hint, [run_id])
     assert ids(await poll) == [run_id]
-    assert time.monotonic() - began < 0.9  # the next look would have come after a second at least
+    assert api.metrics.polled_runs._value.get() == 0
 
 
-async def test_without_any_hint_a_waiting_poll_finds_a_run_within_two_seconds(
+async def test_without_any_hint_a_waiting_poll_finds_a_run_at_its_next_look(
     api: Api, worker: Caller, owner: Owner
 ) -> None:
     poll = asyncio.create_task(worker.lease(waitSeconds=20))
     await waiting(api, 1)
-    await asyncio.sleep(0.1)
+    await looked(api)
     [run_id] = await owner.make_due()
-    async with asyncio.timeout(3):
-        assert ids(await poll) == [run_id]
+    assert ids(await poll) == [run_id]
+    assert api.metrics.polled_runs._value.get() == 1
 
 
 async def test_a_hint_before_its_time_leases_nothing(api: Api, worker: Caller, owner: Owner) -> None:
@@ -145,7 +154,7 @@ async def test_a_hint_of_an_owner_who_lost_its_partition_leases_nothing(
     old = owner.fences[partition_of_run(run_id)]
     await take_over(ledger_pool, old.partition, "another")
     api.index.add(MAIL, owner.ready([run_id]))
-    runs = await worker.lease(waitSeconds=3)  # the look into the ledger knows the new epoch
+    runs = await worker.lease(waitSeconds=15)  # the look into the ledger knows the new epoch
     assert ids(runs) == [run_id]
     assert api.metrics.wasted_claims._value.get() >= 1
 
@@ -199,7 +208,7 @@ async def test_a_request_id_whose_leases_are_gone_can_be_used_again(worker: Call
     request_id = str(uuid4())
     for _ in range(2):
         [made] = await owner.make_due()
-        [run] = await worker.lease(requestId=request_id, waitSeconds=3)
+        [run] = await worker.lease(requestId=request_id, waitSeconds=15)
         assert told(await worker.lease(requestId=request_id)) == told([run])
         assert run["runId"] == str(made)
         await worker.post(f"/v1/runs/{made}/complete", {"leaseToken": 1})
@@ -228,21 +237,22 @@ async def test_a_call_repeated_while_the_first_still_waits_gets_what_that_one_go
 
 
 async def test_closing_answers_everybody_who_waits_with_nothing(api: Api, worker: Caller) -> None:
+    began = time.monotonic()
     poll = asyncio.create_task(worker.lease(waitSeconds=20))
     await waiting(api, 1)
-    began = time.monotonic()
     api.leases.close()
     assert await poll == []
     assert await worker.lease(waitSeconds=20) == []
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 20
 
 
-async def test_a_backlog_larger_than_one_look_is_leased_without_pause(worker: Caller, owner: Owner) -> None:
+async def test_a_backlog_larger_than_one_look_is_leased_without_pause(
+    api: Api, worker: Caller, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = await owner.make_due(2_500)
-    began = time.monotonic()
+    monkeypatch.setattr(api.poll, "_interval_s", (60.0, 60.0))  # what a pause would be
     got = [run_id for _ in range(5) for run_id in ids(await worker.lease(max=500, waitSeconds=10))]
     assert sorted(got) == sorted(made)
-    assert time.monotonic() - began < 5
 
 
 WRONG_FIELDS: list[tuple[dict, str]] = [

@@ -128,14 +128,14 @@ async def test_the_last_attempt_s_failure_is_dead(worker: Caller, owner: Owner) 
 async def test_release_gives_the_run_back_without_charging_the_attempt(worker: Caller, run: dict) -> None:
     response = await post(worker, "release", run)
     assert (response.status_code, response.json()) == (200, {})
-    [again] = await worker.lease(waitSeconds=3)
+    [again] = await worker.lease(waitSeconds=15)
     assert (again["runId"], again["attempt"], again["leaseToken"]) == (run["runId"], 1, 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_older_lease_token_is_refused(worker: Caller, run: dict, kind: str, ledger_pool: Pool) -> None:
     await post(worker, "release", run)
-    [again] = await worker.lease(waitSeconds=3)
+    [again] = await worker.lease(waitSeconds=15)
     response = await post(worker, kind, run)
     assert (response.status_code, response.json()["field"]) == (409, "leaseToken")
     assert "token 2" in response.json()["detail"]
@@ -208,7 +208,7 @@ async def test_complete_repeated_after_a_lost_answer_is_accepted_again(worker: C
 
 async def test_complete_by_another_token_than_the_accepted_one_is_refused(worker: Caller, run: dict) -> None:
     await post(worker, "release", run)
-    [again] = await worker.lease(waitSeconds=3)
+    [again] = await worker.lease(waitSeconds=15)
     await post(worker, "complete", again)
     [result] = await batch(worker, "complete", item("complete", run))
     assert result["status"] == 503  # the outbox knows no end of this lease, and there is no history here to ask
@@ -222,7 +222,7 @@ async def test_fail_repeated_after_a_lost_answer_tells_the_same_again(worker: Ca
 
 async def test_fail_repeated_after_the_next_lease_tells_the_same_again(worker: Caller, run: dict) -> None:
     first = await post(worker, "fail", run, retryAfterSeconds=0)
-    [again] = await worker.lease(waitSeconds=3)
+    [again] = await worker.lease(waitSeconds=15)
     assert again["leaseToken"] == 2
     repeated = await post(worker, "fail", run)
     assert (repeated.status_code, repeated.json()) == (200, first.json())

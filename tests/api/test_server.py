@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -189,10 +188,8 @@ async def test_a_stop_answers_who_waits_and_finishes_what_is_under_way(
         body = {"leaseToken": run["leaseToken"]}
         complete = asyncio.create_task(served.post(f"/v1/runs/{run_id}/complete", body))
         await served.until("fencepost_api_commit_batch_runs_sum", 2)
-        began = time.monotonic()
         served.stop.set()
         assert await poll == []
-        assert time.monotonic() - began < 2
         assert not complete.done()
     assert (await complete).status_code == 200
     async with session(ledger_pool) as conn:

