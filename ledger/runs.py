@@ -11,6 +11,7 @@ from uuid import UUID
 from ledger.connection import Connection
 from ledger.fence import OwnerTransaction
 from ledger.outbox import emit
+from ledger.slots import SLOT_IS_FREE
 
 
 class PendingRun(NamedTuple):
@@ -135,7 +136,7 @@ class DueRun(NamedTuple):
     epoch: int
 
 
-FIND_DUE = """
+FIND_DUE = f"""
 SELECT asked.tenant, asked.queue, lanes.lane, due.run_id, p.epoch
 FROM unnest(%(tenants)b::text[], %(queues)b::text[]) AS asked (tenant, queue),
      generate_series(0, 2) AS lanes (lane),
@@ -144,7 +145,7 @@ FROM unnest(%(tenants)b::text[], %(queues)b::text[]) AS asked (tenant, queue),
          WHERE r.tenant = asked.tenant AND r.queue = asked.queue AND r.lane = lanes.lane
            AND r.due_at <= coalesce(%(now)s::timestamptz, now()) AND r.state = 'pending'
            AND (r.start_by IS NULL OR r.start_by >= coalesce(%(now)s::timestamptz, now()))
-           AND (r.overlap = 0 OR NOT EXISTS (SELECT FROM job_slots s WHERE s.job_id = r.job_id))
+           AND (r.overlap = 0 OR ({SLOT_IS_FREE}))
          ORDER BY r.due_at LIMIT %(limit)s
      ) AS due,
      partitions p

@@ -1,9 +1,21 @@
 """Slots: of a job whose overlap is not `allow`, at most one run is leased at a time, however it came to be asked for.
 
-The statement that leases such a gated run takes its job's slot, and whichever ends the lease frees it.
+The statement that leases such a gated run takes its job's slot, and whichever ends the lease frees it. Runs that were
+leased before an edit gated their job have no slot, and there may be several of them (see ledger/overlap_changes.py):
+while one of them is leased the slot is nobody's.
 """
 
 from __future__ import annotations
+
+from ledger.connection import Connection
+
+# Needs `r (job_id)`. One look into a table that is all but always empty.
+_NO_SLOTLESS_LEASE = """
+    NOT EXISTS (SELECT FROM slotless_runs l, runs leased
+                WHERE l.job_id = r.job_id AND leased.run_id = l.run_id AND leased.state = 'leased')
+"""
+# For those who look for runs that could be leased; who leases one takes the slot instead. Needs `r (job_id)`.
+SLOT_IS_FREE = f"NOT EXISTS (SELECT FROM job_slots s WHERE s.job_id = r.job_id) AND {_NO_SLOTLESS_LEASE}"
 
 
 def take_slots(asked: str, leasable: str) -> str:
@@ -20,7 +32,7 @@ gated AS (
     FOR UPDATE OF r
 ), slots AS (
     INSERT INTO job_slots (job_id, run_id)
-    SELECT job_id, run_id FROM gated ORDER BY job_id, due_at, scheduled_for, run_id
+    SELECT job_id, run_id FROM gated r WHERE {_NO_SLOTLESS_LEASE} ORDER BY job_id, due_at, scheduled_for, run_id
     ON CONFLICT (job_id) DO NOTHING
     RETURNING run_id
 )
@@ -31,3 +43,12 @@ gated AS (
 FREE_SLOTS = """
     DELETE FROM job_slots s USING ended e WHERE e.overlap <> 0 AND s.job_id = e.job_id AND s.run_id = e.run_id
 """
+
+FORGET_SLOTLESS = """
+DELETE FROM slotless_runs l WHERE NOT EXISTS (SELECT FROM runs r WHERE r.run_id = l.run_id AND r.state = 'leased')
+"""
+
+
+async def forget_slotless(conn: Connection) -> None:
+    """Drop the rows of runs that are not leased any more: nobody heeds them."""
+    await conn.execute(FORGET_SLOTLESS)

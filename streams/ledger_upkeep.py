@@ -10,6 +10,7 @@ from ledger.commands import forget_outcomes
 from ledger.connection import Pool, ledger_pool, session
 from ledger.lease_requests import forget_lease_requests
 from ledger.partitions import forget_takeovers
+from ledger.slots import forget_slotless
 from schemas.errors import LedgerUnavailable
 
 log = logging.getLogger(__name__)
@@ -32,5 +33,6 @@ async def _tidy(pool: Pool) -> None:
             await forget_lease_requests(conn)
             await forget_outcomes(conn)
             await forget_takeovers(conn)
+            await forget_slotless(conn)
     except LedgerUnavailable as error:
         log.warning("upkeep waits for the ledger: %s", error)
