@@ -53,7 +53,7 @@ CREATE TABLE jobs (
     retry_base_s     float8 NOT NULL DEFAULT 1,    -- retry_backoff: 0 exponential, 1 linear, 2 fixed
     retry_max_s      float8 NOT NULL DEFAULT 600,
     tzdata_version   text,                         -- the rules that the pending occurrence was computed with
-    edited_at        timestamptz,                  -- when its pending run was last replaced, by an edit or a new tzdata
+    edited_at        timestamptz,                  -- when its definition was last replaced
     declared_as      text GENERATED ALWAYS AS (definition::jsonb ->> 'declaredAs') STORED, -- set/name, of a file's job
     CHECK ((state = 'paused') = (paused_at IS NOT NULL)),
     CHECK (state <> 'deleted' OR next_fire_at IS NULL)
@@ -204,14 +204,6 @@ CREATE TABLE takeovers (
     at              timestamptz NOT NULL DEFAULT now(),
     decided_through timestamptz NOT NULL,          -- how far the owner before had come: the last sign of it
     PRIMARY KEY (partition, epoch)
-);
-
--- What each tzdata says of each zone, kept by the first owner that runs it: another one tells by it what it changes.
-CREATE TABLE zone_rules (
-    tzdata_version text,
-    zone           text,
-    tzif           bytea NOT NULL,                 -- RFC 9636
-    PRIMARY KEY (tzdata_version, zone)
 );
 
 -- The class of our advisory locks on partitions.
