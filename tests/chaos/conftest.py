@@ -1,4 +1,4 @@
-"""The cluster that chaos tests hurt: one a module, made whole again before each test."""
+"""The cluster that chaos tests hurt: one for all of them, made whole again before each test."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.chaos.cluster import Cluster
 from tests.chaos.trial import Trial
 
 
-@pytest.fixture(scope="module")
-def module_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The cluster of a module; `cluster` starts it."""
+@pytest.fixture(scope="package")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The cluster of this folder's tests; `cluster` starts it."""
     cluster = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
         yield cluster
@@ -22,18 +22,18 @@ def module_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
         cluster.stop()
 
 
-@pytest.fixture(scope="module")
-def kafka_broker(module_cluster: Cluster) -> KafkaBroker:
+@pytest.fixture(scope="package")
+def kafka_broker(shared_cluster: Cluster) -> KafkaBroker:
     """The cluster's own broker, alone: enough to tell which one it is, before anything else is started."""
-    module_cluster.stack.start_part("kafka")
-    return KafkaBroker(module_cluster.state, default_cache_dir())
+    shared_cluster.stack.start_part("kafka")
+    return KafkaBroker(shared_cluster.state, default_cache_dir())
 
 
 @pytest.fixture
-def cluster(module_cluster: Cluster) -> Cluster:
-    """The module's cluster, whole."""
-    module_cluster.make_whole()
-    return module_cluster
+def cluster(shared_cluster: Cluster) -> Cluster:
+    """The cluster, whole."""
+    shared_cluster.make_whole()
+    return shared_cluster
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ class LeaseServer:
         async with self._changed:
             self._changed.notify_all()
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 20) -> None:
         """When `condition` holds; it is looked at after every call that changed a run."""
         async with asyncio.timeout(timeout_s), self._changed:
             await self._changed.wait_for(condition)

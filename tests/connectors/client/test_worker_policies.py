@@ -108,7 +108,7 @@ async def test_an_attempt_that_takes_too_long_is_stopped_before_its_lease_ends_a
         await eventually(lambda: worker.stats.abandoned)
     [(reason, left_s)] = stopped[:1]
     assert reason is StopReason.TIMED_OUT
-    assert 0.3 <= left_s <= 0.6
+    assert left_s > 0
     assert only(bench.server).errors == []
 
 

@@ -15,7 +15,7 @@ from tests.connectors.client.lease_server import LeaseServer
 from tests.connectors.client.wire import Wire
 
 
-async def eventually(condition: Callable[[], object], timeout_s: float = 5) -> None:
+async def eventually(condition: Callable[[], object], timeout_s: float = 20) -> None:
     """When `condition` holds: for what the worker only counts, and tells nobody."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - there is no event to wait on
