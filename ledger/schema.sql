@@ -53,7 +53,7 @@ CREATE TABLE jobs (
     retry_base_s     float8 NOT NULL DEFAULT 1,    -- retry_backoff: 0 exponential, 1 linear, 2 fixed
     retry_max_s      float8 NOT NULL DEFAULT 600,
     tzdata_version   text,                         -- the rules that the pending occurrence was computed with
-    edited_at        timestamptz,                  -- when its definition was last replaced
+    edited_at        timestamptz,                  -- when its pending run was last replaced, by an edit or a new tzdata
     declared_as      text GENERATED ALWAYS AS (definition::jsonb ->> 'declaredAs') STORED, -- set/name, of a file's job
     CHECK ((state = 'paused') = (paused_at IS NOT NULL)),
     CHECK (state <> 'deleted' OR next_fire_at IS NULL)
@@ -93,6 +93,7 @@ CREATE TABLE runs (
     attempt_ends_at  timestamptz,                  -- no heartbeat extends the lease beyond it
     cancel_reason    text,                         -- 'cancelled' or 'replaced': the worker is told to stop
     progress         text,                         -- the last note of the attempt
+    rate_version     int,                          -- made up for and set apart by this rate of its queue; NULL: not
     CHECK ((state = 'leased') = (lease_expires_at IS NOT NULL)),
     CHECK ((state = 'leased') = (worker_id IS NOT NULL)),
     CONSTRAINT runs_of_an_attempt CHECK ((attempt_ends_at IS NULL AND cancel_reason IS NULL) OR (
@@ -100,6 +101,7 @@ CREATE TABLE runs (
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX runs_by_partition ON runs (partition, job_id);
 CREATE INDEX runs_by_queue ON runs (tenant, queue, lane, due_at);
+CREATE INDEX runs_spread ON runs (partition, tenant, queue, rate_version, due_at) WHERE rate_version IS NOT NULL;
 
 -- The one leased run of a job whose overlap is not allow. Taken by the statement that leases the run, freed by whichever
 -- ends the lease.
@@ -196,6 +198,18 @@ CREATE TABLE pauses (
 CREATE UNIQUE INDEX pauses_open ON pauses (tenant, queue) NULLS NOT DISTINCT WHERE resumed_at IS NULL;
 CREATE INDEX pauses_by_tenant ON pauses (tenant, paused_at);
 
+-- What operators have set of a queue; a queue without a row has no setting.
+CREATE TABLE queue_settings (
+    tenant         text NOT NULL,
+    queue          text NOT NULL,
+    rate_per_s     float8 CONSTRAINT queue_settings_rate CHECK (rate_per_s > 0 AND rate_per_s <= 1000000), -- NULL: none
+    rate_version   int NOT NULL DEFAULT 0,         -- grows when the rate changes
+    spread_through timestamptz,                    -- the instants before it that are apart by the rate are taken
+    set_at         timestamptz NOT NULL DEFAULT now(),
+    set_by         text NOT NULL,                  -- the token's id
+    PRIMARY KEY (tenant, queue)
+);
+
 -- Who took a partition over when: for telling why a run waited.
 CREATE TABLE takeovers (
     partition       int NOT NULL,
@@ -204,6 +218,14 @@ CREATE TABLE takeovers (
     at              timestamptz NOT NULL DEFAULT now(),
     decided_through timestamptz NOT NULL,          -- how far the owner before had come: the last sign of it
     PRIMARY KEY (partition, epoch)
+);
+
+-- What each tzdata says of each zone, kept by the first owner that runs it: another one tells by it what it changes.
+CREATE TABLE zone_rules (
+    tzdata_version text,
+    zone           text,
+    tzif           bytea NOT NULL,                 -- RFC 9636
+    PRIMARY KEY (tzdata_version, zone)
 );
 
 -- The class of our advisory locks on partitions.
