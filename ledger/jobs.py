@@ -21,7 +21,7 @@ from schemas.zones import TZDATA_VERSION
 class Job(NamedTuple):
     """definition: the spec as JSON without its payload. next_fire_at: the pending occurrence, or None.
 
-    tzdata_version: the rules that next_fire_at was computed with. edited_at: when the definition was last replaced.
+    tzdata_version: the rules that next_fire_at was computed with. edited_at: when its pending run was last replaced.
     """
 
     job_id: UUID
