@@ -39,7 +39,7 @@ class Edit(NamedTuple):
 
 
 _SET_POLICIES = ", ".join(f"{name} = a.{name}" for name in Policies._fields)
-_REASON = "'edited'::text"
+_REASON = "%(reason)s::text"
 _WHEN = {"attempts": "attempt", "scheduled_for": "scheduled_for"}
 
 # An occurrence that stays pending keeps its run, which is changed in place. One whose run is not there any more
@@ -95,14 +95,17 @@ SELECT {RUN_COLUMNS} FROM waiting WHERE state = 'pending'
 """
 
 
-async def update_jobs(tx: OwnerTransaction, edits: Sequence[Edit], *, now: datetime | None = None) -> list[PendingRun]:
+async def update_jobs(
+    tx: OwnerTransaction, edits: Sequence[Edit], *, reason: str = "edited", now: datetime | None = None
+) -> list[PendingRun]:
     """Give jobs (distinct ones) other definitions; returns the runs that wait from now on in place of the old ones.
 
+    reason: why their runs are replaced.
     The version of each job grows by one. A paused job stays paused and its new run is held; a deleted one is left.
     """
     await change_job_states(tx)
     names = [field for field in Edit._fields if field != "policies"]
     columns = {field: [getattr(edit, field) for edit in edits] for field in names}
     columns |= policy_parameters([edit.policies for edit in edits])
-    cursor = await tx.conn.execute(UPDATE_JOBS, {**columns, "tzdata": TZDATA_VERSION, "now": now})
+    cursor = await tx.conn.execute(UPDATE_JOBS, {**columns, "tzdata": TZDATA_VERSION, "reason": reason, "now": now})
     return [PendingRun(*row) for row in await cursor.fetchall()]
