@@ -1,4 +1,4 @@
-"""The `fencepost` command: jobs, runs, dead letters, queues, queries, shell workers, bulk sending, coming fires."""
+"""The `fencepost` command: jobs, runs, dead letters, queues, queries, workers, bulk sending, coming fires."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ COMMANDS = {
     "tenant": "fencepost.commandline.queues",
     "query": "fencepost.commandline.queries",
     "work": "fencepost.commandline.shell_worker",
+    "webhook": "fencepost.commandline.webhook_worker",
     "send": "fencepost.commandline.bulk_send",
     "next": "fencepost.commandline.next_fires",
     "why": "fencepost.commandline.why",
@@ -75,6 +76,7 @@ def main(ctx: click.Context, url: str | None, token: str | None) -> None:
       fencepost plan jobs.yaml
       fencepost jobs create --queue mail --cron "0 9 * * mon-fri" --zone Europe/Berlin --payload '{"to": "ops"}'
       fencepost work --queue mail -- ./send-mail.sh
+      fencepost webhook --queue mail https://hooks.example.com/mail
       fencepost dead replay --queue mail --reason timeout --per-second 5
       fencepost why 019a3f6e-7c1b-8003-9d0a-3f1f1c6a2b11
       fencepost query "SELECT state, count(*) FROM runs GROUP BY state"

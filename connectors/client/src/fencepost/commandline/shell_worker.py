@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import shutil
 import signal
-import sys
 from collections import deque
 from collections.abc import Collection, Sequence
 from datetime import UTC
@@ -17,37 +15,17 @@ import click
 import msgspec
 
 from fencepost.commandline.connection import Connection, pass_connection
+from fencepost.commandline.worker_options import WorkerOptions, work_until_told, worker_options
 from fencepost.errors import PermanentFailure, RetryLater
 from fencepost.leases import stop_margin_s
 from fencepost.run_context import RunContext
-from fencepost.worker import Worker
-from fencepost.worker_stats import WorkerStats
 
 _TAIL_LINES = 20
 _TAIL_CHARS = 2000
 
 
 @click.command()
-@click.option("--queue", required=True, help="Whose runs to execute.")
-@click.option("--slots", type=click.IntRange(1, 1000), default=4, show_default=True, help="Commands at once.")
-@click.option(
-    "--visibility",
-    "visibility_s",
-    type=click.FloatRange(1, 3600),
-    default=30,
-    show_default=True,
-    metavar="SECONDS",
-    help="After so long without a sign of life another worker gets the run.",
-)
-@click.option(
-    "--drain",
-    "drain_s",
-    type=click.FloatRange(min=0),
-    default=30,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long commands may go on after SIGTERM.",
-)
+@worker_options("commands", slots=4)
 @click.option(
     "--permanent-exit", type=int, multiple=True, metavar="CODE", help="Exit codes that are not worth a retry."
 )
@@ -55,10 +33,7 @@ _TAIL_CHARS = 2000
 @pass_connection
 def work(
     connection: Connection,
-    queue: str,
-    slots: int,
-    visibility_s: float,
-    drain_s: float,
+    options: WorkerOptions,
     permanent_exit: tuple[int, ...],
     command: tuple[str, ...],
 ) -> None:
@@ -76,20 +51,8 @@ def work(
       fencepost work --queue mail -- 'jq -r .to | xargs -I{} sendmail {}'
       fencepost work --queue etl --slots 1 --visibility 120 --permanent-exit 64 -- python load.py --full
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    handler = ShellCommand(_argv(command), frozenset(permanent_exit), stop_margin_s(visibility_s) / 2)
-    stats = asyncio.run(_work(connection, queue, handler, slots=slots, visibility_s=visibility_s, drain_s=drain_s))
-    click.echo(f"{stats.completed} completed, {stats.failed} failed, {stats.abandoned} abandoned", err=True)
-
-
-async def _work(
-    connection: Connection, queue: str, handler: ShellCommand, *, slots: int, visibility_s: float, drain_s: float
-) -> WorkerStats:
-    async with connection.async_client() as client:
-        worker = Worker(client, queue, handler, slots=slots, visibility_s=visibility_s, drain_s=drain_s)
-        await worker.run()
-        return worker.stats
+    handler = ShellCommand(_argv(command), frozenset(permanent_exit), stop_margin_s(options.visibility_s) / 2)
+    work_until_told(connection, options, handler)
 
 
 def _argv(command: Sequence[str]) -> list[str]:
