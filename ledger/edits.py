@@ -1,7 +1,8 @@
 """Edits: a job gets another definition, and its pending run is replaced by one that is as the new definition says.
 
 Only the run of the cursor is replaced, and only while nobody has had it leased: the old run fires only if it was leased
-before the edit. Other runs that wait (retries, manual ones) stay as they were made.
+before the edit. Other runs (leased ones, retries, manual ones) stay as they were made, but for their overlap: that is
+the job's, see ledger/overlap_changes.py.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from uuid import UUID
 from ledger.fence import OwnerTransaction, change_job_states
 from ledger.jobs import POLICY_ARRAYS, POLICY_COLUMNS, Policies, policy_parameters
 from ledger.outbox import emit
+from ledger.overlap_changes import follow_overlap, lock_runs
 from ledger.runs import RUN_COLUMNS, PendingRun, make_run
 from schemas.zones import TZDATA_VERSION
 
@@ -100,12 +102,16 @@ async def update_jobs(
 ) -> list[PendingRun]:
     """Give jobs (distinct ones) other definitions; returns the runs that wait from now on in place of the old ones.
 
-    reason: why their runs are replaced.
-    The version of each job grows by one. A paused job stays paused and its new run is held; a deleted one is left.
+    reason: why their runs are replaced. Runs that wait under another overlap from now on are returned, too. The version
+    of each job grows by one. A paused job stays paused and its new run is held; a deleted one is left.
     """
     await change_job_states(tx)
+    job_ids = [edit.job_id for edit in edits]
+    pending = [run_id for edit in edits for run_id in (edit.replaced_run_id, edit.run_id) if run_id]
+    await lock_runs(tx, job_ids, [edit.policies.overlap for edit in edits], pending)
     names = [field for field in Edit._fields if field != "policies"]
     columns = {field: [getattr(edit, field) for edit in edits] for field in names}
     columns |= policy_parameters([edit.policies for edit in edits])
     cursor = await tx.conn.execute(UPDATE_JOBS, {**columns, "tzdata": TZDATA_VERSION, "reason": reason, "now": now})
-    return [PendingRun(*row) for row in await cursor.fetchall()]
+    runs = [PendingRun(*row) for row in await cursor.fetchall()]
+    return runs + await follow_overlap(tx, job_ids, now=now)

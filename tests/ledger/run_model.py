@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 MAX_ATTEMPTS = 3
-ALLOW, SKIP, REPLACE = range(3)
+OVERLAPS = ALLOW, SKIP, REPLACE = range(3)
 
 
 @dataclass
@@ -49,6 +49,7 @@ class ModelRun:
     expires_at: datetime | None = None
     attempt_ends_at: datetime | None = None
     cancel: str | None = None
+    slotless: bool = False  # of a leased run: it was leased before its job's overlap was other than allow
     told: list[tuple[int, str]] = field(default_factory=list)
 
     @classmethod
@@ -69,6 +70,7 @@ class ModelRun:
     def become(self, state: str, event: str) -> None:
         self.state = state
         self.expires_at = self.attempt_ends_at = self.cancel = None
+        self.slotless = False
         self.tell(event)
 
     def lease(self, now: datetime, visibility: timedelta) -> None:
@@ -152,6 +154,16 @@ def admit(runs: Runs, asked: Iterable[UUID], now: datetime) -> tuple[set[UUID], 
             ready.add(run_id)
             busy.add(runs[run_id].job_id)
     return ready, set(left) - ready
+
+
+def change_overlap(runs: Runs, job_id: UUID, overlap: int) -> None:
+    """An edit has made it the job's: all that the job has is under it from now on."""
+    for run in runs.values():
+        if run.job_id == job_id and run.state in ("pending", "leased", "held") and run.overlap != overlap:
+            run.slotless = run.state == "leased" and overlap != ALLOW and (run.slotless or run.overlap == ALLOW)
+            run.overlap = overlap
+            if run.state != "leased":
+                run.tell("run_held" if run.state == "held" else "run_scheduled")
 
 
 def cancel(run: ModelRun, reason: str) -> None:

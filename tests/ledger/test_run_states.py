@@ -22,7 +22,7 @@ from ledger.leases import Beat, HeldLease, Snooze
 from schemas.ids import run_id_for
 from tests.ledger import run_model
 from tests.ledger.owned_partition import NOW, OwnedPartition
-from tests.ledger.run_model import MAX_ATTEMPTS, REPLACE, ModelJob, ModelRun
+from tests.ledger.run_model import ALLOW, MAX_ATTEMPTS, ModelJob, ModelRun
 
 SEEDS = range(8)
 STEPS = 350
@@ -36,6 +36,9 @@ class Life:
         self.owned, self.dice, self.now = owned, random.Random(seed), NOW
         self.runs: run_model.Runs = {}
         self.jobs: dict[UUID, ModelJob] = {}
+        self.live_at_edit: dict[
+            UUID, set[UUID]
+        ] = {}  # the runs of a job that were leased when it ceased to allow overlap
 
     async def step(self) -> None:
         steps: list[tuple[int, Callable[[], Awaitable[None]]]] = [
@@ -60,8 +63,15 @@ class Life:
         self.now += timedelta(seconds=self.dice.choice([0, 0, 1, 5, 20]))
         [(_, step)] = self.dice.choices(steps, [weight for weight, _ in steps])
         await step()
-        gated = {run.job_id: run_id for run_id, run in self.runs.items() if run.state == "leased" and run.overlap}
-        assert await self.owned.slots() == gated
+        gated = {run_id: run for run_id, run in self.runs.items() if run.state == "leased" and run.overlap}
+        assert await self.owned.slots() == {run.job_id: run_id for run_id, run in gated.items() if not run.slotless}
+        self.prove_that_none_is_beside_another(gated)
+
+    def prove_that_none_is_beside_another(self, gated: run_model.Runs) -> None:
+        """Of a job whose policy is skip or replace one run is live, or some of those that were when it was made so."""
+        for job_id in self.jobs:
+            live = {run_id for run_id, run in gated.items() if run.job_id == job_id}
+            assert len(live) <= 1 or live <= self.live_at_edit[job_id]
 
     # what the dice pick
 
@@ -293,15 +303,18 @@ class Life:
             max_attempts=MAX_ATTEMPTS,
             replaced_run_id=job.cursor,
             run_id=run_id,
-            policies=Policies(self.dice.choice([job.overlap, REPLACE]) if job.overlap else 0, 20.0, None),
+            policies=Policies(self.dice.choice([job.overlap, *run_model.OVERLAPS]), 20.0, None),
         )
         await self.owned.update(edit, now=self.now)
         if job.state == "deleted":
             return
+        if job.overlap == ALLOW:
+            self.live_at_edit[job_id] = set(self.of_job(job_id, "leased"))
         job.overlap, job.timeout, job.start_deadline = edit.policies.overlap, timedelta(seconds=20), None
         job.edited = True
         job.become(job.state, "job_updated")
         self.replace_cursor(job_id, job, run_id, fire)
+        run_model.change_overlap(self.runs, job_id, job.overlap)
 
     def replace_cursor(self, job_id: UUID, job: ModelJob, run_id: UUID | None, fire: datetime | None) -> None:
         old = self.runs[job.cursor] if job.cursor else None
