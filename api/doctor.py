@@ -187,7 +187,7 @@ def _tzdata(versions: set[str]) -> Finding:
     if not others:
         return _finding("tzdata", "ok", f"every pending occurrence was computed with {TZDATA_VERSION}, as here")
     detail = f"this server has {TZDATA_VERSION}, pending occurrences were computed with {', '.join(others)} too"
-    remedy = "run one version everywhere; each job's next occurrence is computed with the new one after it fires"
+    remedy = "run one version everywhere; an owner moves its jobs to its own when it takes their partition over"
     return _finding("tzdata", "warn", detail, remedy)
 
 

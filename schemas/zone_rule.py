@@ -51,6 +51,19 @@ def first_instant(zone: str, reading: int) -> int:
     return _first_instant(timeline(zone, NEAR_S if reading < NEAR_S - _WIDEST_OFFSET_S else FAR_S), reading)
 
 
+def carried_instant(cron: CronExpression, former: str, zone: str, decided: int) -> int | None:
+    """The first fire by the rules of `zone` of what had not fired by those of `former` when `decided` had come.
+
+    former: the zone with other rules. Clock-like: of the local minutes that it had not shown yet; where that is by the
+    rules of `zone` may be before `decided`. Interval-like: what fires after `decided`, for it goes by real time.
+    """
+    if cron.every_hour:
+        return next_instant(cron, zone, decided)
+    line = timeline(former, NEAR_S if decided < NEAR_S else FAR_S)
+    minute = cron.next_minute(line.shown(decided) // 60 + 1)
+    return None if minute is None else first_instant(zone, minute * 60)
+
+
 def mark(cron: CronExpression, zone: str, instant: int) -> Mark | None:
     """What is odd about a fire: moved to the end of a gap, or on a reading that occurs twice."""
     line = timeline(zone, NEAR_S if instant < NEAR_S else FAR_S)
@@ -85,16 +98,12 @@ def local_reading(local: datetime) -> int:
 
 
 def _next_clock_like(cron: CronExpression, line: Timeline, after: int) -> int | None:
-    i = line.stretch(after)
-    shown = max(after + line.offsets[i], line.peaks[i])
-    minute = cron.next_minute(shown // 60 + 1)
+    minute = cron.next_minute(line.shown(after) // 60 + 1)
     return None if minute is None else _first_instant(line, minute * 60)
 
 
 def _previous_clock_like(cron: CronExpression, line: Timeline, at: int) -> int | None:
-    i = line.stretch(at)
-    shown = max(at + line.offsets[i], line.peaks[i])
-    minute = cron.previous_minute(shown // 60)
+    minute = cron.previous_minute(line.shown(at) // 60)
     return None if minute is None else _first_instant(line, minute * 60)
 
 

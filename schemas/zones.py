@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import lru_cache
+from hashlib import blake2b
 from importlib import resources
 from itertools import accumulate, pairwise
 from zoneinfo import ZoneInfo
@@ -44,10 +45,25 @@ def zone_names() -> frozenset[str]:
 @lru_cache(maxsize=1024)
 def zone(name: str) -> ZoneInfo:
     """The zone of that exact IANA name. Raises UnknownZone."""
-    return ZoneInfo.from_file(io.BytesIO(_zone_bytes(name)), key=name)
+    return ZoneInfo.from_file(io.BytesIO(zone_data(name)), key=name)
 
 
-def _zone_bytes(name: str) -> bytes:
+class KeptZone(str):
+    """A zone by the rules of another tzdata: stands wherever a zone's name does. No text that is read makes one."""
+
+    data: bytes
+
+    @classmethod
+    def of(cls, name: str, data: bytes) -> KeptZone:
+        kept = cls(f"{name}@{blake2b(data, digest_size=8).hexdigest()}")
+        kept.data = data
+        return kept
+
+
+def zone_data(name: str) -> bytes:
+    """The zone's TZif file (RFC 9636). Raises UnknownZone."""
+    if isinstance(name, KeptZone):
+        return name.data
     if name not in zone_names():  # also what keeps a path out of the line below
         raise UnknownZone("zone", f"unknown time zone {name[:64]!r}", _suggestion(name))
     return resources.files("tzdata").joinpath("zoneinfo", *name.split("/")).read_bytes()
@@ -80,12 +96,17 @@ class Timeline:
         """The index of the stretch that holds the instant."""
         return bisect_right(self.starts, instant) - 1
 
+    def shown(self, instant: int) -> int:
+        """The latest wall-clock second that was read by the instant."""
+        i = self.stretch(instant)
+        return max(instant + self.offsets[i], self.peaks[i])
+
 
 @lru_cache(maxsize=2048)
 def timeline(name: str, reach: int = NEAR_S) -> Timeline:
     """The zone's timeline up to `reach` at least. Raises UnknownZone."""
     info = zone(name)
-    changes, follows_rule = _listed_changes(_zone_bytes(name))
+    changes, follows_rule = _listed_changes(zone_data(name))
     if follows_rule:
         changes += _changes_by_rule(info, changes[-1] if changes else 0, reach)
     else:

@@ -11,6 +11,7 @@ import logging
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ from streams.ready_hints import ReadyHints
 from streams.rebuild import rebuild, reconcile, take_in
 from streams.rejections import CommandReturns, RawCommand
 from streams.timing_state import Position, from_us, to_us
+from streams.zone_moves import follow_zone_rules
 
 log = logging.getLogger(__name__)
 
@@ -117,14 +119,16 @@ class PartitionOwner:
         """Make the memory that of this epoch; returns the offset of run-events to go on folding from.
 
         The state on disk is good when the epoch before this one wrote it: then nobody else owned the partition since,
-        and what it missed is in the events after its position. Else it is rebuilt from the ledger.
+        and what it missed is in the events after its position. Else it is rebuilt from the ledger. Before that the jobs
+        are made those of our tzdata.
         """
+        moved = await follow_zone_rules(self._around.pool, self.fence.partition, self._transaction)
         position = self._memory.state.position()
         if position is not None and position.epoch == self.fence.epoch - 1:
             offset = position.offset
         else:
             offset = await self._rebuild()
-        self._memory.fold([], Position(self.fence.epoch, offset))
+        self._memory.fold(moved, Position(self.fence.epoch, offset))
         return offset
 
     def start(self) -> None:
@@ -185,8 +189,11 @@ class PartitionOwner:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _transaction(self) -> AbstractAsyncContextManager[OwnerTransaction]:
+        return owner_transaction(self._around.pool, self.fence)
+
     async def _prove(self) -> None:
-        async with owner_transaction(self._around.pool, self.fence):
+        async with self._transaction():
             pass
 
     async def _rebuild(self) -> int:
@@ -260,7 +267,7 @@ class PartitionOwner:
 
     async def _decide_jobs(self, job_ids: list[bytes], *, late: bool) -> None:
         looked_through_us = self._looked_through_us
-        async with owner_transaction(self._around.pool, self.fence) as tx:
+        async with self._transaction() as tx:
             decided = await decide(tx, self._memory.state, job_ids, first_seen_late=late)
             self._note_undecidable(job_ids, decided)
             is_last = len(self._undecided) + len(self._behind) == len(job_ids)
@@ -297,7 +304,7 @@ class PartitionOwner:
     async def _admit(self) -> None:
         run_ids = await self._admissions.take()
         try:
-            async with owner_transaction(self._around.pool, self.fence) as tx:
+            async with self._transaction() as tx:
                 admission, live = await admit(tx, run_ids)
         except TryAgain:
             self._admissions.add(run_ids)
@@ -321,7 +328,7 @@ class PartitionOwner:
         now_us = self._around.clock.now_us()
         while ids := [run_id for _, run_id in self._memory.state.expiring(now_us, EXPIRY_BATCH)]:
             run_ids = [UUID(bytes=run_id) for run_id in ids]
-            async with owner_transaction(self._around.pool, self.fence) as tx:
+            async with self._transaction() as tx:
                 ended = await expire_leases(tx.conn, run_ids, now=tx.now)
                 live = await read_runs(tx.conn, run_ids)
             for end in ended:
@@ -342,7 +349,7 @@ class PartitionOwner:
         while unleased := self._memory.pop_unleased(self._around.clock.now_us()):
             run_ids, now_us = [UUID(bytes=run_id) for run_id in unleased], self._around.clock.now_us()
             try:
-                async with owner_transaction(self._around.pool, self.fence) as tx:
+                async with self._transaction() as tx:
                     too_late = await skip_late(tx, run_ids, now=tx.now)
                     live = await read_runs(tx.conn, run_ids)
             except TryAgain:
@@ -371,7 +378,7 @@ class PartitionOwner:
         """Now and then, for a partition in which nothing comes due."""
         through_us = self._looked_through_us
         if through_us - self._decided_through_us >= SAY_DECIDED_PERIOD_US and self._nothing_is_undecided():
-            async with owner_transaction(self._around.pool, self.fence) as tx:
+            async with self._transaction() as tx:
                 await self._say_decided(tx, through_us)
 
     async def _reconcile(self) -> None:
