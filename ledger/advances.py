@@ -10,6 +10,7 @@ from uuid import UUID
 from ledger.fence import OwnerTransaction, hold_job_states
 from ledger.outbox import emit
 from ledger.runs import RUN_COLUMNS, PendingRun, make_run
+from ledger.spreads import SPREAD
 from schemas.zones import TZDATA_VERSION
 
 
@@ -18,7 +19,8 @@ class Advance(NamedTuple):
 
     skipped_run_id, skip_reason: the run of fired_at, which is not to run after all; it is left alone when somebody has
     had it leased already. range_*: occurrences between the two that make no run, told as one event of the job; with
-    it the job's version grows by one.
+    it the job's version grows by one. spread_at, rate_version: when the run is due instead of at due_at, apart from
+    other made-up ones by that rate of its queue; the deadline for its start counts from due_at all the same.
     """
 
     job_id: UUID
@@ -33,7 +35,11 @@ class Advance(NamedTuple):
     range_last: datetime | None = None
     range_count: int | None = None
     range_reason: str | None = None
+    spread_at: datetime | None = None
+    rate_version: int | None = None
 
+
+_REASON = f"CASE WHEN rate_version IS NOT NULL THEN '{SPREAD}' END"
 
 ADVANCE_JOBS = f"""
 WITH moved AS (
@@ -42,19 +48,23 @@ WITH moved AS (
     FROM unnest(%(job_id)b::uuid[], %(version)b::int[], %(fired_at)b::timestamptz[], %(next_fire_at)b::timestamptz[],
                 %(run_id)b::uuid[], %(due_at)b::timestamptz[], %(skipped_run_id)b::uuid[], %(skip_reason)b::text[],
                 %(range_first)b::timestamptz[], %(range_last)b::timestamptz[], %(range_count)b::bigint[],
-                %(range_reason)b::text[])
+                %(range_reason)b::text[], %(spread_at)b::timestamptz[], %(rate_version)b::int[])
              AS a (job_id, version, fired_at, next_fire_at, run_id, due_at, skipped_run_id, skip_reason,
-                   range_first, range_last, range_count, range_reason)
+                   range_first, range_last, range_count, range_reason, spread_at, rate_version)
     WHERE j.job_id = a.job_id AND j.version = a.version AND j.next_fire_at = a.fired_at AND j.state = 'active'
     RETURNING j.*, a.run_id, a.due_at, a.next_fire_at AS scheduled_for, a.skipped_run_id, a.skip_reason,
-              a.range_first, a.range_last, a.range_count, a.range_reason
+              a.range_first, a.range_last, a.range_count, a.range_reason, a.spread_at, a.rate_version
 ), skipped AS (
     DELETE FROM runs r USING moved m
     WHERE r.run_id = m.skipped_run_id AND r.state = 'pending' AND r.lease_token = 0
     RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,
               r.scheduled_for, m.skip_reason
 ), next AS (
-    {make_run("moved j WHERE j.run_id IS NOT NULL")}
+    {
+    make_run(
+        "moved j WHERE j.run_id IS NOT NULL", due_at="coalesce(j.spread_at, j.due_at)", rate_version="j.rate_version"
+    )
+}
     ON CONFLICT (run_id) DO NOTHING
     RETURNING *
 ), range_event AS (
@@ -71,7 +81,7 @@ WITH moved AS (
 ), skip_event AS (
     {emit("run_skipped", "skipped", attempts="attempt", scheduled_for="scheduled_for", reasons="skip_reason")}
 ), run_event AS (
-    {emit("run_scheduled", "next", scheduled_for="scheduled_for", due_at="due_at")}
+    {emit("run_scheduled", "next", scheduled_for="scheduled_for", due_at="due_at", reasons=_REASON)}
 )
 SELECT {RUN_COLUMNS} FROM next
 """

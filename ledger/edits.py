@@ -67,7 +67,9 @@ WITH changed AS (
               r.scheduled_for
 ), kept AS (
     UPDATE runs r
-    SET queue = c.queue, lane = c.lane, max_attempts = c.max_attempts, payload = c.payload, due_at = c.due_at,
+    SET queue = c.queue, lane = c.lane, max_attempts = c.max_attempts, payload = c.payload,
+        due_at = CASE WHEN r.rate_version IS NULL THEN c.due_at ELSE r.due_at END,
+        rate_version = CASE WHEN r.queue = c.queue THEN r.rate_version END,
         overlap = c.overlap, timeout_s = c.timeout_s, version = r.version + 1,
         start_by = c.due_at + c.start_deadline_s * interval '1 second'
     FROM changed c

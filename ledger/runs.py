@@ -31,20 +31,29 @@ class PendingRun(NamedTuple):
 RUN_COLUMNS = ", ".join(PendingRun._fields)
 
 
-def make_run(source: str, *, payload: str = "j.payload", state: str = "'pending'", start_by: bool = True) -> str:
+def make_run(
+    source: str,
+    *,
+    payload: str = "j.payload",
+    state: str = "'pending'",
+    start_by: bool = True,
+    due_at: str = "j.due_at",
+    rate_version: str = "NULL",
+) -> str:
     """SQL that makes a run of each row `j` of `source` (its FROM clause, maybe with a WHERE), as its job says.
 
     Needs the columns of jobs in `j`, and j.run_id, j.scheduled_for, j.due_at. start_by: whether the job's deadline for
-    the start holds. The first version of a run is larger than any that a run of the same id can have had which an edit
-    took away: no such run was ever leased, so its version grew only when its job's did.
+    the start holds; it counts from j.due_at, also when `due_at` says otherwise. The first version of a run is larger
+    than any that a run of the same id can have had which an edit took away: no such run was ever leased, so its version
+    grew only when its job's did. (That of a made-up run grows more, but no edit fires for the past.)
     """
     deadline = "j.due_at + j.start_deadline_s * interval '1 second'" if start_by else "NULL"
     return f"""
     INSERT INTO runs (run_id, job_id, partition, tenant, queue, lane, max_attempts, scheduled_for, due_at, payload,
-                      overlap, timeout_s, start_by, version, state)
-    SELECT j.run_id, j.job_id, j.partition, j.tenant, j.queue, j.lane, j.max_attempts, j.scheduled_for, j.due_at,
+                      overlap, timeout_s, start_by, version, state, rate_version)
+    SELECT j.run_id, j.job_id, j.partition, j.tenant, j.queue, j.lane, j.max_attempts, j.scheduled_for, {due_at},
            {payload}, j.overlap, j.timeout_s, {deadline},
-           CASE WHEN j.edited_at IS NULL THEN 1 ELSE 2 * j.version - 1 END, {state}
+           CASE WHEN j.edited_at IS NULL THEN 1 ELSE 2 * j.version - 1 END, {state}, {rate_version}
     FROM {source}
     """
 

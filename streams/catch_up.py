@@ -61,14 +61,18 @@ def catch_up(
     limit: int,
     start_deadline_s: float | None = None,
     first_seen_late: bool = False,
+    starts_at: datetime | None = None,
 ) -> CatchUp:
     """Decide the occurrences of a job from its cursor on, which has come, as of `now`.
 
     limit: how many missed occurrences `all` keeps, at least 1. first_seen_late: whether the pending occurrence was late
-    already when the owner learned of it: `none` then skips it though no other one has come.
+    already when the owner learned of it: `none` then skips it though no other one has come. starts_at: when a late
+    occurrence that `all` keeps after the pending one could start; `now` unless that is later.
     Raises UnknownZone for a zone that this tzdata lacks.
     """
-    return _Case(schedule, policy, cursor, now, created_at, job_id, limit, start_deadline_s).solve(first_seen_late)
+    starts_at = max(now, starts_at or now)
+    case = _Case(schedule, policy, cursor, now, created_at, job_id, limit, start_deadline_s, starts_at)
+    return case.solve(first_seen_late)
 
 
 _Predicate = Callable[[datetime], bool]
@@ -84,6 +88,7 @@ class _Case:
     job_id: UUID
     limit: int
     start_deadline_s: float | None
+    starts_at: datetime
 
     def solve(self, first_seen_late: bool) -> CatchUp:
         following = self.next(self.cursor)
@@ -136,10 +141,18 @@ class _Case:
 
     def first_in_time(self, following: datetime) -> datetime | None:
         """The first occurrence from `following` on that may still start."""
-        if self.start_deadline_s is None or not self.too_late(following):
+        if self.start_deadline_s is None or not self.misses_start(following):
             return following
-        bound = self.now - timedelta(seconds=self.start_deadline_s) - self.jitter
-        return self.first_from(bound, following, lambda fire: self.too_late(fire) is not None)
+        # What is not late waits for no start but its own.
+        last_late = self.now - _GRACE - self.jitter
+        bound = self.starts_at - timedelta(seconds=self.start_deadline_s) - self.jitter
+        if self.starts_at > self.now:
+            bound = min(bound, last_late)
+        return self.first_from(bound, following, self.misses_start)
+
+    def misses_start(self, fire: datetime) -> bool:
+        """Whether it may not start any more when it could."""
+        return self.too_late(fire, self.starts_at if self.is_late(fire) else self.now) is not None
 
     def first_from(self, bound: datetime, following: datetime, is_out: _Predicate) -> datetime | None:
         """The first occurrence after `following`, not before `bound`, that is not out.
@@ -168,11 +181,11 @@ class _Case:
     def is_late(self, fire: datetime) -> bool:
         return self.now - due_at(self.schedule, fire, job_id=self.job_id) > _GRACE
 
-    def too_late(self, fire: datetime) -> str | None:
-        """DEADLINE when the occurrence may not start any more; at its deadline it may."""
+    def too_late(self, fire: datetime, at: datetime | None = None) -> str | None:
+        """DEADLINE when the occurrence may not start any more at `at`, or now; at its deadline it may."""
         if self.start_deadline_s is None:
             return None
-        late = self.now - due_at(self.schedule, fire, job_id=self.job_id)
+        late = (at or self.now) - due_at(self.schedule, fire, job_id=self.job_id)
         return DEADLINE if late > timedelta(seconds=self.start_deadline_s) else None
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from itertools import zip_longest
@@ -23,6 +23,7 @@ from schemas.errors import InvalidSchedule
 from schemas.events import Event
 from schemas.ids import run_id_for
 from schemas.schedule import Schedule, parse_schedule
+from streams.breath import Breath
 from streams.catch_up import CatchUp, SkippedRange, catch_up
 from streams.effects import range_skipped, run_scheduled
 from streams.rebuild import job_event_of
@@ -60,7 +61,13 @@ async def decide(
     first_seen_late: whether it had come a while before the owner learned of it. Raises EpochLost, LedgerUnavailable.
     """
     decided = Decided()
-    chains = _chains(tx, state, job_ids, decided, first_seen_late)
+    chains = await _chains(tx, state, job_ids, decided, first_seen_late)
+    await move_cursors(tx, chains, decided)
+    return decided
+
+
+async def move_cursors(tx: OwnerTransaction, chains: Mapping[UUID, Sequence[Advance]], decided: Decided) -> None:
+    """Make the moves of each job's cursor, and note what came of them."""
     moved: set[UUID] = set()
     # A job's moves follow each other, so each statement has one of each job.
     for links in zip_longest(*chains.values()):
@@ -71,14 +78,14 @@ async def decide(
     await _look_at_rest(tx, [job_id for job_id in chains if job_id not in moved], decided)
     for job_id in moved:
         _note_moves(chains[job_id], tx.now, decided)
-    return decided
 
 
-def _chains(
+async def _chains(
     tx: OwnerTransaction, state: TimingState, job_ids: Sequence[bytes], decided: Decided, first_seen_late: bool
 ) -> dict[UUID, list[Advance]]:
-    chains = {}
+    chains, breath = {}, Breath()
     for job_id in dict.fromkeys(job_ids):
+        await breath.take()
         timer = state.job(job_id)
         if timer is None:
             continue
@@ -99,7 +106,7 @@ def chain_of(
 ) -> list[Advance]:
     """The moves of a job's cursor from its pending occurrence on to one that is still to come, or as far as goes."""
     cursor, created_at, version = from_us(timer.cursor_us), from_us(timer.created_us), timer.version
-    schedule = _schedule(msgspec.json.encode(timer.schedule), job_id)
+    schedule = schedule_of(timer, job_id)
     chain: list[Advance] = []
     while len(chain) < LINKS_A_JOB:
         found = catch_up(
@@ -113,7 +120,7 @@ def chain_of(
             start_deadline_s=timer.start_deadline_s,
             first_seen_late=first_seen_late and not chain,
         )
-        chain += _links(job_id, version, cursor, found, partition)
+        chain += moves_of(job_id, version, cursor, found, partition)
         version += len(found.skipped)
         if found.next_fire is None or found.next_fire > now:
             break
@@ -121,7 +128,7 @@ def chain_of(
     return chain
 
 
-def _links(job_id: UUID, version: int, cursor: datetime, found: CatchUp, partition: int) -> Iterator[Advance]:
+def moves_of(job_id: UUID, version: int, cursor: datetime, found: CatchUp, partition: int) -> Iterator[Advance]:
     """What was found as moves, each over at most one range; the last one makes the next occurrence's run."""
     skipped_run_id = run_id_for(job_id, cursor, partition) if found.cursor_skipped else None
     skip_reason = found.cursor_skipped
@@ -151,7 +158,7 @@ async def _look_at_rest(tx: OwnerTransaction, job_ids: list[UUID], decided: Deci
             decided.stale[job_id.bytes] = job_event_of(job)
 
 
-def _note_moves(chain: list[Advance], now: datetime, decided: Decided) -> None:
+def _note_moves(chain: Sequence[Advance], now: datetime, decided: Decided) -> None:
     last = chain[-1]
     if chain[0].skip_reason is not None:
         decided.superseded.add(chain[0].job_id.bytes)
@@ -165,6 +172,11 @@ def _note_moves(chain: list[Advance], now: datetime, decided: Decided) -> None:
         if move.range_count is not None and move.range_reason is not None:
             decided.skipped[move.range_reason] += move.range_count
             decided.events.append(range_skipped(move.job_id, move.version + 1))
+
+
+def schedule_of(timer: JobTimer, job_id: UUID) -> Schedule:
+    """Raises InvalidSchedule for one that this build cannot read."""
+    return _schedule(msgspec.json.encode(timer.schedule), job_id)
 
 
 @lru_cache(maxsize=10_000)

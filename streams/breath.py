@@ -1,0 +1,20 @@
+"""Long work between two awaits, without holding up what else the loop has to do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+WORK_S = 0.01
+
+
+class Breath:
+    """Called often by a long piece of work, lets the loop go on now and then. What the work reads may change then."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+
+    async def take(self) -> None:
+        if time.monotonic() - self._since >= WORK_S:
+            await asyncio.sleep(0)
+            self._since = time.monotonic()
