@@ -7,7 +7,7 @@ Source: ARCHITECTURE, The fence.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -120,14 +120,47 @@ async def take_over(pool: Pool, partition: int, owner: str) -> Takeover:
     return Takeover(Fence(partition, epoch, owner), previous_owner, consumed_offset, decided_through)
 
 
+# A row of partitions is its own fence: a takeover changes the very row that these two compare and change, so whichever
+# comes second waits for the other and sees what it wrote. They need no lock beside the row's.
 RELEASE_PARTITION = """
-UPDATE partitions SET owner = NULL, owner_since = now()
+UPDATE partitions SET owner = NULL, owner_since = now(), decided_through = greatest(decided_through, %s)
 WHERE partition = %s AND epoch = %s AND owner = %s
 """
 
 
-async def release_partition(pool: Pool, fence: Fence) -> None:
-    """Say that nobody owns the partition now; a no-op when somebody else took it over already."""
+async def release_partition(pool: Pool, fence: Fence, decided_through: datetime | None = None) -> None:
+    """Say that nobody owns the partition now; a no-op when somebody else took it over already.
+
+    decided_through: the last word on it, if there is one.
+    """
     with ledger_errors(fence.partition):
         async with pool.connection() as conn:
-            await conn.execute(RELEASE_PARTITION, (fence.partition, fence.epoch, fence.owner))
+            await conn.execute(RELEASE_PARTITION, (decided_through, fence.partition, fence.epoch, fence.owner))
+
+
+# Waits for nobody: a row that is locked is left out, so that no partition's transaction holds up another partition's.
+SAY_DECIDED = """
+WITH ours AS (
+    SELECT p.partition, s.through
+    FROM unnest(%b::int[], %b::bigint[], %b::text[], %b::timestamptz[]) AS s (partition, epoch, owner, through)
+    JOIN partitions p ON p.partition = s.partition
+    WHERE p.epoch = s.epoch AND p.owner = s.owner AND p.decided_through < s.through
+    FOR NO KEY UPDATE OF p SKIP LOCKED
+)
+UPDATE partitions p SET decided_through = ours.through FROM ours WHERE p.partition = ours.partition
+RETURNING p.partition
+"""
+
+
+async def say_decided(pool: Pool, through: Mapping[Fence, datetime]) -> set[int]:
+    """Say of many partitions at once up to when every occurrence has its decision: one statement, each row fenced.
+
+    Returns the partitions of which it was written. Of the others the epoch or the owner is another, the ledger knew as
+    much, or somebody was writing to the row just then. Raises LedgerUnavailable.
+    """
+    fences = sorted(through, key=lambda fence: fence.partition)
+    columns = [[getattr(fence, name) for fence in fences] for name in ("partition", "epoch", "owner")]
+    with ledger_errors():
+        async with pool.connection() as conn:
+            cursor = await conn.execute(SAY_DECIDED, (*columns, [through[fence] for fence in fences]))
+            return {partition for (partition,) in await cursor.fetchall()}

@@ -65,8 +65,8 @@ EXPIRY_PERIOD_S = 0.5
 SWEEP_PERIOD_S = 1.0
 RECONCILE_PERIOD_S = 300.0
 UNDECIDABLE_AGAIN_US = 60_000_000
+SAY_DECIDED_AFTER_US = 1_000_000  # while things are decided their transactions say how far
 ASK_AGAIN_US = 5_000_000
-SAY_DECIDED_PERIOD_US = 30_000_000  # how often the ledger hears of it while nothing is to be decided
 APPLY_AGAIN_S = 0.5
 # Transactions of commands under way at once in a process: while one waits for its turn its batch grows. After an outage
 # 1,300 records were applied in 1.7 s by 118 transactions, and in 5.5 s by 1,038 when every partition went ahead.
@@ -145,6 +145,7 @@ class PartitionOwner:
         Raises LedgerUnavailable when it could not be released; all else is done then.
         """
         self.inbox.close()
+        through = from_us(self.decided_through_us())  # now: what is cancelled leaves the queues
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -153,7 +154,7 @@ class PartitionOwner:
         if self._lost or forget:
             shutil.rmtree(self._folder, ignore_errors=True)
         if release and not self._lost:
-            await release_partition(self._around.pool, self.fence)
+            await release_partition(self._around.pool, self.fence, through)
 
     def fold(self, events: list[Event], next_offset: int) -> None:
         """Take in events of the feed, up to next_offset (exclusive)."""
@@ -179,6 +180,21 @@ class PartitionOwner:
     def timers(self) -> int:
         """How many timers are in memory."""
         return self._memory.timers()
+
+    def decided_through_us(self) -> int:
+        """Up to when every occurrence has its decision, whether the ledger has heard of it or not."""
+        if len(self._undecided) or len(self._behind) or self._undecidable:
+            return self._decided_through_us
+        return max(self._decided_through_us, self._looked_through_us)
+
+    def unsaid_decided_us(self) -> int | None:
+        """The same, if the ledger's word of it is old."""
+        through_us = self.decided_through_us()
+        return through_us if through_us - self._decided_through_us >= SAY_DECIDED_AFTER_US else None
+
+    def said_decided(self, through_us: int) -> None:
+        """The ledger has heard of it."""
+        self._decided_through_us = max(self._decided_through_us, through_us)
 
     def check(self) -> None:
         """Find out soon whether the epoch still stands."""
@@ -293,7 +309,7 @@ class PartitionOwner:
 
     async def _say_decided(self, tx: OwnerTransaction, through_us: int) -> None:
         await advance_decided(tx, from_us(through_us))
-        self._decided_through_us = max(self._decided_through_us, through_us)
+        self.said_decided(through_us)
 
     def _announce(self, fired: Fired) -> None:
         """Hint what may run; what is gated must pass its job's overlap rule first."""
@@ -360,26 +376,13 @@ class PartitionOwner:
             again = self._memory.hint_again(unleased, now_us)
             self._announce(again)
             RUNS_REHINTED.inc(sum(map(len, again.runs.values())))
-        await self._say_nothing_is_undecided()
 
     def _tell_lag(self) -> None:
-        partition, through_us = self.fence.partition, self._decided_through_us
-        if self._nothing_is_undecided():
-            through_us = max(through_us, self._looked_through_us)
+        partition, through_us = self.fence.partition, self.decided_through_us()
         DECIDED_THROUGH_SECONDS.labels(partition).set(through_us / 1e6)
         UNDECIDED_LAG_SECONDS.labels(partition).set(max(0, self._around.clock.now_us() - through_us) / 1e6)
         JOBS_BEHIND.labels(partition).set(len(self._behind))
         RUNS_BLOCKED.labels(partition).set(self._admissions.blocked())
-
-    def _nothing_is_undecided(self) -> bool:
-        return not len(self._undecided) and not len(self._behind) and not self._undecidable
-
-    async def _say_nothing_is_undecided(self) -> None:
-        """Now and then, for a partition in which nothing comes due."""
-        through_us = self._looked_through_us
-        if through_us - self._decided_through_us >= SAY_DECIDED_PERIOD_US and self._nothing_is_undecided():
-            async with self._transaction() as tx:
-                await self._say_decided(tx, through_us)
 
     async def _reconcile(self) -> None:
         # Spread over the period, so that a process's partitions do not read the ledger all at once.

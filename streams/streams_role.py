@@ -14,6 +14,7 @@ from ledger.connection import ledger_pool
 from ledger.partitions import await_partition_count
 from schemas.codec import Codec
 from schemas.errors import KafkaUnavailable
+from streams.decided_through import keep_decided_through
 from streams.event_feed import EventFeed
 from streams.faust_app import SESSION_TIMEOUT_S, OwnersApp, create_owners_app
 from streams.ledger_clock import LedgerClock
@@ -67,7 +68,7 @@ class StreamsRole:
                 pool, self.codec, hints, returns, clock, partitions, self.state_folder, timekeeper.wake,
                 feed.end_offset, crash,
             )  # fmt: skip
-            for task in (timekeeper.run(), keep_clock(clock, pool)):
+            for task in (timekeeper.run(), keep_clock(clock, pool), keep_decided_through(pool, ownership.owners)):
                 stack.push_async_callback(_cancel, asyncio.create_task(_or_crash(task, crash)))
             # Handed over in this order: no new commands, then our partitions, then our place in the group, so that
             # the next owner finds them released.

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import asyncio
+from collections.abc import Callable
+from datetime import datetime, timedelta
 
 import psycopg
 import pytest
 
 from ledger.connection import Pool, session
-from ledger.fence import owner_transaction, take_over
-from ledger.partitions import advance_decided, init_partitions, list_partitions, partition_count
+from ledger.fence import Fence, owner_transaction, release_partition, say_decided, take_over
+from ledger.partitions import (
+    advance_decided,
+    advance_offset,
+    init_partitions,
+    list_partitions,
+    list_takeovers,
+    partition_count,
+)
 from schemas.errors import LedgerMismatch
 from schemas.ids import MAX_PARTITIONS
 from tests.ledger.owned_partition import NOW
@@ -49,3 +58,76 @@ async def test_what_is_decided_only_grows(ledger_pool: Pool) -> None:
         await advance_decided(tx, far - timedelta(seconds=1))
     async with session(ledger_pool) as conn:
         assert (await list_partitions(conn))[2].decided_through == far
+
+
+FAR = NOW + timedelta(days=10_000)
+
+
+async def decided(pool: Pool) -> list[datetime]:
+    """Of every partition."""
+    async with session(pool) as conn:
+        return [status.decided_through for status in await list_partitions(conn)]
+
+
+async def test_what_is_decided_is_said_of_many_partitions_at_once_and_only_grows(ledger_pool: Pool) -> None:
+    before = await decided(ledger_pool)
+    fences = [(await take_over(ledger_pool, partition, "owner-1")).fence for partition in (9, 2, 4)]
+    told = {fence: FAR + timedelta(seconds=fence.partition) for fence in fences}
+    assert await say_decided(ledger_pool, told) == {2, 4, 9}
+    assert await say_decided(ledger_pool, dict.fromkeys(fences, FAR)) == set()
+    expected = {fence.partition: through for fence, through in told.items()}
+    assert await decided(ledger_pool) == [expected.get(n, known) for n, known in enumerate(before)]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda fence: Fence(fence.partition, fence.epoch - 1, fence.owner),
+        lambda fence: Fence(fence.partition, fence.epoch + 1, fence.owner),
+        lambda fence: Fence(fence.partition, fence.epoch, "somebody else"),
+    ],
+    ids=["an older epoch", "an epoch to come", "another owner"],
+)
+async def test_each_partition_s_word_of_what_is_decided_needs_its_own_epoch_and_owner(
+    ledger_pool: Pool, changed: Callable[[Fence], Fence]
+) -> None:
+    before = await decided(ledger_pool)
+    lost, kept = [(await take_over(ledger_pool, partition, "owner-1")).fence for partition in (2, 4)]
+    assert await say_decided(ledger_pool, {changed(lost): FAR, kept: FAR}) == {4}
+    assert await decided(ledger_pool) == [FAR if n == 4 else known for n, known in enumerate(before)]
+
+
+async def test_what_is_decided_waits_for_no_transaction_of_a_partition(ledger_pool: Pool) -> None:
+    """Neither for one that writes to the row nor for a takeover; what was left out is written the next time."""
+    busy, lost, free = [(await take_over(ledger_pool, partition, "owner-1")).fence for partition in (2, 3, 4)]
+    async with owner_transaction(ledger_pool, busy) as tx, session(ledger_pool) as other, other.transaction():
+        await advance_offset(tx, 9)
+        await other.execute("SELECT * FROM take_over(3, 'owner-2')")
+        async with asyncio.timeout(20):
+            assert await say_decided(ledger_pool, dict.fromkeys((busy, lost, free), FAR)) == {4}
+    assert await say_decided(ledger_pool, {busy: FAR, lost: FAR}) == {2}
+
+
+async def test_a_takeover_and_a_word_of_what_is_decided_come_one_after_the_other(ledger_pool: Pool) -> None:
+    """What an owner has said is what its successor is told, and nothing of it comes later."""
+    fences = [(await take_over(ledger_pool, partition, "owner-1")).fence for partition in range(PARTITIONS)]
+    taking = [take_over(ledger_pool, fence.partition, "owner-2") for fence in fences]
+    saying = [say_decided(ledger_pool, dict.fromkeys(fences, FAR)) for _ in range(4)]
+    takeovers, _ = await asyncio.gather(asyncio.gather(*taking), asyncio.gather(*saying))
+    assert [takeover.decided_through for takeover in takeovers] == await decided(ledger_pool)
+
+
+async def test_a_release_says_how_far_its_owner_came_and_the_next_takeover_tells_it(ledger_pool: Pool) -> None:
+    fence = (await take_over(ledger_pool, 2, "owner-1")).fence
+    await release_partition(ledger_pool, fence, FAR)
+    await release_partition(ledger_pool, fence, FAR + timedelta(seconds=1))  # nobody's any more
+    await take_over(ledger_pool, 2, "owner-2")
+    async with session(ledger_pool) as conn:
+        assert [tenure.decided_through for tenure in await list_takeovers(conn, 2, FAR)] == [FAR]
+
+
+async def test_a_release_never_puts_back_what_was_said(ledger_pool: Pool) -> None:
+    fence = (await take_over(ledger_pool, 2, "owner-1")).fence
+    await say_decided(ledger_pool, {fence: FAR})
+    await release_partition(ledger_pool, fence, NOW)
+    assert (await decided(ledger_pool))[2] == FAR

@@ -1,0 +1,99 @@
+"""An owner with nothing to decide says so, at little cost, and learns by it whether it is still the owner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from ledger.connection import Pool
+from ledger.fence import take_over
+from schemas.errors import EpochLost
+from streams.decided_through import say_decided_through
+from tests.streams.commands import create, job_on
+from tests.streams.ledger_dump import fetch
+from tests.streams.simulated_owner import PARTITION, Simulation, simulating
+
+START = datetime(2026, 3, 1, 9, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+
+
+@pytest_asyncio.fixture
+async def simulation(ledger_pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Simulation]:
+    async with simulating(ledger_pool, tmp_path, START, monkeypatch) as simulation:
+        yield simulation
+
+
+async def decided_through(simulation: Simulation) -> datetime:
+    [through] = await fetch(simulation.pool, "SELECT decided_through FROM partitions WHERE partition = %s", PARTITION)
+    return through  # type: ignore[no-any-return]
+
+
+async def say(simulation: Simulation) -> None:
+    await say_decided_through(simulation.pool, lambda: [simulation.owner])
+
+
+async def test_an_idle_partition_is_decided_through_now(simulation: Simulation) -> None:
+    for seconds in (10, 12):
+        await simulation.run_until(START + seconds * SECOND)
+        await say(simulation)
+        assert await decided_through(simulation) == START + seconds * SECOND
+
+
+async def test_what_was_said_a_moment_ago_is_not_said_again(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await simulation.run_until(START + 10 * SECOND)
+    await say(simulation)
+    monkeypatch.setattr("streams.decided_through.say_decided", _must_not_be_called)
+    await simulation.run_until(START + 10 * SECOND + SECOND / 2)
+    await say(simulation)
+
+
+def _must_not_be_called(*_: object) -> None:
+    raise AssertionError("there was nothing to say, or to find out")
+
+
+async def test_nothing_is_said_while_an_occurrence_waits_for_its_decision(simulation: Simulation) -> None:
+    await simulation.apply(create(job_on(PARTITION), {"everySeconds": 60}, issued_at=START))
+    simulation.clock.now = START + 61 * SECOND
+    simulation.owner.tick(simulation.clock.now_us())
+    await say(simulation)
+    assert await decided_through(simulation) == START
+    await simulation.work()
+    assert await decided_through(simulation) == START + 61 * SECOND
+
+
+async def test_an_owner_whose_word_is_refused_finds_out_that_its_epoch_is_over(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = asyncio.Event()
+    monkeypatch.setattr(simulation.owner, "check", checked.set)
+    await take_over(simulation.pool, PARTITION, "another")
+    await simulation.run_until(START + 10 * SECOND)
+    await say(simulation)
+    assert checked.is_set()
+    assert await decided_through(simulation) == START
+    with pytest.raises(EpochLost):
+        await simulation.owner._prove()
+
+
+async def test_an_owner_that_was_let_go_meanwhile_is_left_alone(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulation.owner, "check", _must_not_be_called)
+    await take_over(simulation.pool, PARTITION, "another")
+    await simulation.run_until(START + 10 * SECOND)
+    answers = iter([[simulation.owner], []])
+    await say_decided_through(simulation.pool, lambda: next(answers))
+
+
+async def test_a_release_says_what_was_decided_until_then(simulation: Simulation) -> None:
+    await simulation.run_until(START + 10 * SECOND)
+    await simulation.owner.close(release=True)
+    assert await decided_through(simulation) == START + 10 * SECOND
+    await simulation.start()
