@@ -28,6 +28,7 @@ from api.health import Health
 from api.history_client import HistoryClient
 from api.jobs import Jobs
 from api.leases import Leases
+from api.live_schedules import LiveSchedules
 from api.metrics import ApiMetrics
 from api.outcome_kinds import Complete, Fail, Heartbeat, Release, Snoozing
 from api.outcomes import Outcomes
@@ -100,6 +101,7 @@ class Api:
         self.commands = CommandCalls(pool, self.producer, self.command_outcomes, settings.applied_within_s)
         self.jobs = Jobs(pool, self.commands)
         self.declared_jobs = DeclaredJobs(pool)
+        self.live_schedules = LiveSchedules(pool)
         self.backfills = Backfills(self.jobs, self.commands)
         self.runs = Runs(pool, self.history)
         self.run_commands = RunCommands(pool, self.runs, self.commands)
@@ -151,6 +153,7 @@ class Api:
         yield self._post("/v1/runs/{id}/replay", self.run_commands.replay, http.NoBody, STEERING)
         yield from self._operations()
         yield self._get("/v1/whoami", whoami, EVERYONE)
+        yield self._get("/v1/schedules", self.live_schedules.list, STEERING, query=http_declarations.LiveQuery)
         yield self._post("/v1/schedules/preview", preview_schedule, http.PreviewRequest, EVERYONE)
         yield self._post("/v1/query", self.queries.query, http.Query, OPERATOR)
         yield Route("/healthz", self.health.healthz, methods=["GET"])

@@ -59,6 +59,7 @@ CREATE TABLE jobs (
     CHECK (state <> 'deleted' OR next_fire_at IS NULL)
 ) WITH (fillfactor = 80);
 CREATE INDEX jobs_by_partition ON jobs (partition);
+CREATE INDEX jobs_by_tenant ON jobs (tenant, job_id);
 CREATE INDEX jobs_by_declaration ON jobs (tenant, split_part(declared_as, '/', 1), job_id) WHERE declared_as IS NOT NULL;
 
 --            lease                complete

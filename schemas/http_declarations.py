@@ -1,14 +1,15 @@
-"""The bodies of what a file of declared jobs is planned and applied with.
+"""The bodies of what a file of declared jobs is planned and applied with, and of what a forecast is made from.
 
 The rules of schemas/http.py hold here too.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from schemas.commands import Name
 from schemas.http import Answer, JobView, Request
@@ -47,3 +48,28 @@ class Whoami(Answer, kw_only=True):
     tenant: str
     role: str
     queues: list[str] | None
+
+
+class LiveQuery(Request):
+    """GET /v1/schedules, in its query string. after: the `next` of the page before."""
+
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
+    after: UUID | None = None
+
+
+class LiveSchedule(Answer, kw_only=True):
+    """When an active job fires. next_run_at: its pending occurrence."""
+
+    job_id: UUID
+    queue: str
+    schedule: Raw
+    created_at: datetime
+    next_run_at: datetime
+
+
+class LivePage(Answer, kw_only=True):
+    """As DeclaredPage, of all jobs that will fire."""
+
+    schedules: list[LiveSchedule]
+    tzdata: str
+    next: UUID | None

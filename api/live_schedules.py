@@ -1,0 +1,39 @@
+"""GET /v1/schedules: when every active job of the tenant fires, page by page, as a forecast is made from it."""
+
+from __future__ import annotations
+
+from msgspec import Raw
+
+from api.endpoints import Call
+from ledger import live_schedules
+from ledger.connection import Pool, session
+from ledger.live_schedules import read_live_schedules
+from schemas.http_declarations import LivePage, LiveQuery, LiveSchedule
+from schemas.zones import TZDATA_VERSION
+
+
+class LiveSchedules:
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def list(self, call: Call[LiveQuery]) -> LivePage:
+        """A page; a token that is scoped to queues sees the schedules of these."""
+        identity, query = call.identity, call.body
+        queues = None if identity.queues is None else sorted(identity.queues)
+        async with session(self._pool) as conn:
+            found = await read_live_schedules(
+                conn, identity.tenant, queues=queues, after=query.after, limit=query.limit + 1
+            )
+        page = found[: query.limit]
+        after = page[-1].job_id if len(found) > len(page) else None
+        return LivePage(schedules=[_view(live) for live in page], tzdata=TZDATA_VERSION, next=after)
+
+
+def _view(live: live_schedules.LiveSchedule) -> LiveSchedule:
+    return LiveSchedule(
+        job_id=live.job_id,
+        queue=live.queue,
+        schedule=Raw(live.schedule.encode()),
+        created_at=live.created_at,
+        next_run_at=live.next_fire_at,
+    )
