@@ -13,6 +13,7 @@ from uuid import UUID
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, Message, Producer, TopicPartition
 
 from api.ready_index import ReadyRun
+from ledger.completions import expire_leases
 from ledger.connection import Pool
 from ledger.fence import Fence, owner_transaction, take_over
 from ledger.jobs import NewJob, create_jobs
@@ -75,6 +76,11 @@ class Owner:
     async def _create(self, partition: int, jobs: Sequence[NewJob]) -> None:
         async with owner_transaction(self._pool, self.fences[partition]) as tx:
             await create_jobs(tx, jobs)
+
+    async def expire(self, run_id: UUID) -> bool:
+        """End an attempt, if its lease has run out; whether it had."""
+        async with owner_transaction(self._pool, self.fences[partition_of_run(run_id)]) as tx:
+            return await expire_leases(tx.conn, [run_id]) != []
 
     def hint(
         self,

@@ -43,6 +43,7 @@ from ledger.tokens import Role, create_token
 from schemas.codec import Codec
 from streams.topics import Topics, create_topics
 from tests.api.owner import Owner
+from tests.connectors.client.webhook.receiver import answer, case, fixed, json_answer, never, receiving, webhook
 from tests.connectors.client.wire import Wire
 from tests.connectors.client.worker_bench import eventually
 from tests.ledger_fixtures import PARTITIONS, PATIENCE_S, empty_ledger, shared_ledger
@@ -377,4 +378,49 @@ async def test_a_job_is_edited_backfilled_and_its_queue_paused(clients: Clients,
         assert (queue.paused, queue.waiting.normal) == (True, 3)
         assert await client.lease("mail", "w") == []
         assert not (await client.resume_queue("mail")).paused
+        assert (await client.set_queue("mail", rate_per_second=50)).rate_per_second == 50
+        assert (await client.set_queue("mail")).rate_per_second == (await client.queue("mail")).rate_per_second == 50
+        assert (await client.set_queue("mail", rate_per_second=None)).rate_per_second is None
         assert (await client.tenant()).paused_queues == []
+
+
+async def test_a_webhook_s_answer_is_the_result_of_its_run(clients: Clients, owner: Owner) -> None:
+    [answered] = await owner.make_due(payload='{"to":"ops"}')
+    async with receiving() as receiver, clients.working(webhook(receiver.url)) as worker:
+        receiver.answering = fixed(json_answer({"sent": True}), answer(422, b"no such customer"))
+        await eventually(lambda: worker.stats.completed == 1, timeout_s=30)
+        [refused] = await owner.make_due(payload="null")
+        await eventually(lambda: worker.stats.failed == 1, timeout_s=30)
+    assert [call.body for call in receiver.calls] == [b'{"to":"ops"}', b"null"]
+    async with clients.client() as client:
+        assert (await client.run(answered)).state == "completed"
+        dead = await client.run(refused)
+        assert (dead.state, dead.reason, dead.attempt) == ("dead", "HTTP 422 from 127.0.0.1: no such customer", 1)
+
+
+async def test_a_webhook_called_again_after_a_lost_lease_lets_the_receiver_refuse_the_older_call(
+    clients: Clients, owner: Owner
+) -> None:
+    """Case fen-008. The first worker is cut off while the receiver still works on its call."""
+    [run_id] = await owner.make_due()
+    wire = Wire(httpx.AsyncHTTPTransport())
+    async with receiving() as receiver:
+        receiver.answering = never
+        async with clients.working(webhook(receiver.url), wire=wire, visibility_s=1) as cut_off:
+            await eventually(lambda: receiver.calls, timeout_s=30)
+            wire.cut("")
+            await asyncio.wait_for(receiver.hung_up.wait(), 30)  # the handler was told to stop
+            while not await owner.expire(run_id):  # noqa: ASYNC110 - only asking tells
+                await asyncio.sleep(0.05)
+        receiver.answering = fixed(answer(204))
+        async with clients.working(webhook(receiver.url)) as worker:
+            await eventually(lambda: worker.stats.completed == 1, timeout_s=60)
+    assert (cut_off.stats.completed, cut_off.stats.abandoned) == (0, 1)
+    older, newer = (call.headers for call in receiver.calls)
+    assert {
+        "run id": older["fencepost-run-id"] == newer["fencepost-run-id"] == str(run_id),
+        "attempt": (older["fencepost-attempt"], newer["fencepost-attempt"]) == ("1", "2"),
+        "fencing token (strictly increasing)": int(older["fencepost-lease-token"])
+        < int(newer["fencepost-lease-token"]),
+        "idempotency key (constant)": older["idempotency-key"] == newer["idempotency-key"] == str(run_id),
+    } == dict.fromkeys(case("fen-008")["expected"]["headers"], True)

@@ -7,13 +7,10 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
-import pytest_asyncio
-import uvicorn
 
 from fencepost.commandline.shell_worker import ShellCommand
 from tests.connectors.client.lease_server import LeaseServer
@@ -86,20 +83,6 @@ async def test_stopped_command_is_ended_with_its_children(bench: Bench, tmp_path
         await eventually(lambda: pid_file.exists() and pid_file.read_text())
         await worker.drain(deadline_s=0)
     await eventually(lambda: living_members(int(pid_file.read_text())) == [])
-
-
-@pytest_asyncio.fixture
-async def served() -> AsyncIterator[tuple[LeaseServer, str]]:
-    """The in-memory server on a real loopback port, for a worker that is a process of its own."""
-    server = LeaseServer()
-    http = uvicorn.Server(uvicorn.Config(server.app(), host="127.0.0.1", port=0, log_level="error", lifespan="off"))
-    http.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-    serving = asyncio.create_task(http._serve())
-    await eventually(lambda: http.started)
-    port = http.servers[0].sockets[0].getsockname()[1]
-    yield server, f"http://127.0.0.1:{port}"
-    http.should_exit = True
-    await serving
 
 
 async def test_worker_process_executes_runs_and_drains_on_sigterm(

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -21,9 +22,16 @@ from fencepost.webhook.signature import Signer
 from fencepost.webhook.webhook import Webhook
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+CASES = Path(__file__).parents[3] / "data/cases.jsonl"
 LOOPBACK = ip_network("127.0.0.0/8")
 RUN_ID, JOB_ID = UUID(int=1), UUID(int=2)
 NOW_S = 1_772_359_200.0
+
+
+def case(case_id: str) -> dict[str, Any]:
+    """A case of tests/data/cases.jsonl."""
+    found: list[dict[str, Any]] = [json.loads(line) for line in CASES.read_text(encoding="utf-8").splitlines()]
+    return next(each for each in found if each["id"] == case_id)
 
 
 class Call(NamedTuple):

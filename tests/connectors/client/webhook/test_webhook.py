@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import json
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -28,6 +27,7 @@ from tests.connectors.client.webhook.receiver import (
     Call,
     Receiver,
     answer,
+    case,
     fixed,
     json_answer,
     names,
@@ -38,7 +38,6 @@ from tests.connectors.client.webhook.receiver import (
 )
 from tests.connectors.client.worker_bench import Bench
 
-CASES = Path(__file__).parents[3] / "data/cases.jsonl"
 HOST = "hooks.example.com"
 
 
@@ -92,9 +91,9 @@ async def outcome_of(handler: Webhook, payload: Any = None) -> str:
 
 async def test_answers_are_tried_again_or_final_as_the_case_says(receiver: Receiver) -> None:
     """Case rty-009."""
-    [case] = [case for line in CASES.read_text().splitlines() if (case := json.loads(line))["id"] == "rty-009"]
+    given, expected = case("rty-009")["input"], case("rty-009")["expected"]
     outcomes = {}
-    for status in case["input"]["status"]:
+    for status in given["status"]:
         if status == "timeout":
             receiver.answering = never
             handler = webhook(receiver.url, timeout_s=0.2)
@@ -107,7 +106,7 @@ async def test_answers_are_tried_again_or_final_as_the_case_says(receiver: Recei
             receiver.answering = fixed(answer(status))
             handler = webhook(receiver.url)
         outcomes[status] = await outcome_of(handler)
-    assert outcomes == {status: outcome for outcome, statuses in case["expected"].items() for status in statuses}
+    assert outcomes == {status: outcome for outcome, statuses in expected.items() for status in statuses}
 
 
 async def test_a_run_is_tried_again_after_what_the_receiver_asked_for_and_dies_with_its_words(
