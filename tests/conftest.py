@@ -11,6 +11,7 @@ pytest_plugins = ["tests.broker_fixtures", "tests.ledger_fixtures"]
 CHAOS = Path(__file__).parent / "chaos"
 
 
+@pytest.hookimpl(tryfirst=True)  # the plugin that shares the tests out reads the groups in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `-n 2 --dist loadgroup` a file's tests stay in one process, and clusters are hurt one at a time.
 
@@ -19,3 +20,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: CHAOS not in item.path.parents)
     for item in items:
         item.add_marker(pytest.mark.xdist_group("chaos" if CHAOS in item.path.parents else str(item.path)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Raises UsageError for a parallel run whose groups are not heeded: clusters would be hurt side by side."""
+    if not getattr(session.config.option, "loadgroup", False):
+        return
+    alone = [item.nodeid for item in session.items if "@" not in item.nodeid]
+    if alone:
+        raise pytest.UsageError(f"the plugin that shares the tests out does not see the group of {alone[0]}")
