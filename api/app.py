@@ -174,6 +174,7 @@ class Api:
             yield self._get(path, show, OPERATOR)
             yield self._post(f"{path}/pause", pause, http.NoBody, OPERATOR)
             yield self._post(f"{path}/resume", resume, http.NoBody, OPERATOR)
+        yield self._route("PATCH", "/v1/queues/{queue}", self.queues.change, http_operations.QueueSettings, OPERATOR)
 
     def _get(
         self, path: str, handler: Handler[Any], roles: Collection[Role], query: type[http.Request] = http.NoBody

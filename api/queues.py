@@ -1,9 +1,11 @@
-"""Queues and the tenant as a whole: how much waits, and pauses, during which nothing of theirs is leased.
+"""Queues and the tenant as a whole: how much waits, settings, and pauses, during which nothing of theirs is leased.
 
 Waiting runs stay where they are and go on from there; what is leased is not touched.
 """
 
 from __future__ import annotations
+
+from msgspec import UNSET
 
 from api.endpoints import Call
 from api.problems import Problem
@@ -18,6 +20,7 @@ from ledger.pauses import (
     resume_queue,
     resume_tenant,
 )
+from ledger.queue_settings import read_queue_settings, set_rate
 from ledger.tokens import Identity
 from schemas import http_operations as http
 from schemas.http import NoBody
@@ -34,6 +37,14 @@ class Queues:
         """GET /v1/queues/{queue}."""
         tenant, queue = call.identity.tenant, call.queue()
         async with session(self._pool) as conn:
+            return await _queue_view(conn, tenant, queue)
+
+    async def change(self, call: Call[http.QueueSettings]) -> http.QueueView:
+        """PATCH /v1/queues/{queue}. Owners follow within seconds: see streams/queue_rates.py."""
+        tenant, queue, rate = call.identity.tenant, call.queue(), call.body.rate_per_second
+        async with session(self._pool) as conn:
+            if rate is not UNSET:
+                await set_rate(conn, tenant, queue, rate, call.identity.token_id)
             return await _queue_view(conn, tenant, queue)
 
     async def pause(self, call: Call[NoBody]) -> http.QueueView:
@@ -80,12 +91,14 @@ def _require_all_queues(identity: Identity) -> None:
 async def _queue_view(conn: Connection, tenant: str, queue: str) -> http.QueueView:
     pauses = await list_pauses(conn, tenant, queue=queue)
     high, normal, low = await count_waiting(conn, tenant, queue)
+    settings = await read_queue_settings(conn, tenant, queue)
     own = _of(pauses, queue)
     return http.QueueView(
         queue=queue,
         paused=own is not None,
         paused_at=own and own.paused_at,
         tenant_paused=_of(pauses, None) is not None,
+        rate_per_second=settings.rate_per_s,
         waiting=http.LaneCounts(high=high, normal=normal, low=low),
     )
 

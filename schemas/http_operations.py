@@ -151,13 +151,27 @@ class LaneCounts(Answer, kw_only=True):
     low: int
 
 
+class QueueSettings(Request):
+    """PATCH /v1/queues/{queue}: what is named changes, the rest stays. null: back to no limit.
+
+    rate_per_second: how many runs a second its workers are meant to take. Today one thing goes by it: the made-up runs
+    of jobs with catchUp all come due at this rate. It limits no other run.
+    """
+
+    rate_per_second: Annotated[float, Meta(gt=0, le=1_000_000)] | UnsetType | None = UNSET
+
+
 class QueueView(Answer, kw_only=True):
-    """paused: the queue itself. tenant_paused: every queue of the tenant. waiting: runs that are due, by lane."""
+    """paused: the queue itself. tenant_paused: every queue of the tenant. waiting: runs that are due, by lane.
+
+    rate_per_second: as it was set; None: no limit.
+    """
 
     queue: str
     paused: bool
     paused_at: datetime | None
     tenant_paused: bool
+    rate_per_second: float | None
     waiting: LaneCounts
 
 

@@ -161,6 +161,9 @@ class Caller(NamedTuple):
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return await self.http.put(path, json=body, headers=named)
 
+    async def patch(self, path: str, body: Any) -> httpx.Response:
+        return await self.http.patch(path, json=body)
+
     async def lease(self, queue: str = "mail", **fields: Any) -> list[dict[str, Any]]:
         """The runs of a successful lease call."""
         response = await self.post(f"/v1/queues/{queue}/lease", {"workerId": "w1", "max": 10, **fields})

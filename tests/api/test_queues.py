@@ -18,7 +18,7 @@ async def test_a_queue_tells_what_waits_in_its_lanes(operator: Caller, owner: Ow
     await owner.make_due(1, queue="sms")
     await owner.make_due(1, due_in_s=3600)
     assert (await operator.get(QUEUE)).json() == {
-        "queue": "mail", "paused": False, "pausedAt": None, "tenantPaused": False,
+        "queue": "mail", "paused": False, "pausedAt": None, "tenantPaused": False, "ratePerSecond": None,
         "waiting": {"high": 2, "normal": 3, "low": 0},
     }  # fmt: skip
 
@@ -76,6 +76,33 @@ async def test_a_paused_tenant_leases_nothing_and_others_do(
     await operator.post(f"{QUEUE}/resume")
     assert len(await worker.lease(waitSeconds=5)) == 1
     assert (await operator.get(TENANT)).json() == resumed | {"pausedQueues": []}
+
+
+async def test_a_queues_rate_is_set_and_cleared_and_shown(operator: Caller, callers: Callers) -> None:
+    assert (await operator.patch(QUEUE, {"ratePerSecond": 0.5})).json()["ratePerSecond"] == 0.5
+    assert (await operator.get(QUEUE)).json()["ratePerSecond"] == 0.5
+    assert (await operator.get("/v1/queues/sms")).json()["ratePerSecond"] is None
+    other_tenant = await callers("operator", tenant="globex")
+    assert (await other_tenant.get(QUEUE)).json()["ratePerSecond"] is None
+    assert (await operator.patch(QUEUE, {"ratePerSecond": 1_000_000})).json()["ratePerSecond"] == 1_000_000
+    assert (await operator.patch(QUEUE, {})).json()["ratePerSecond"] == 1_000_000
+    assert (await operator.patch(QUEUE, {"ratePerSecond": None})).json()["ratePerSecond"] is None
+
+
+@pytest.mark.parametrize("rate", [0, -1, 1_000_000.5, "50", True, [1]])
+async def test_a_rate_that_cannot_be_is_refused_by_its_field(operator: Caller, rate: object) -> None:
+    response = await operator.patch(QUEUE, {"ratePerSecond": rate})
+    assert (response.status_code, response.json()["field"]) == (422, "ratePerSecond")
+    response = await operator.patch(QUEUE, {"ratePerMinute": 1})
+    assert (response.status_code, response.json()["field"]) == (422, "ratePerMinute")
+
+
+async def test_only_operators_set_a_rate_and_only_of_their_queues(callers: Callers) -> None:
+    for role in ("producer", "worker"):
+        assert (await (await callers(role)).patch(QUEUE, {"ratePerSecond": 1})).status_code == 403
+    narrow = await callers("operator", queues=["sms"])
+    assert (await narrow.patch(QUEUE, {"ratePerSecond": 1})).json()["field"] == "queue"
+    assert (await narrow.patch("/v1/queues/sms", {"ratePerSecond": 1})).status_code == 200
 
 
 async def test_a_token_of_some_queues_pauses_those_and_not_the_tenant(callers: Callers) -> None:

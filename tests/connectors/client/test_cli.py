@@ -39,7 +39,7 @@ class ScriptedServer:
                 self.end_headers()
                 self.wfile.write(json.dumps(answer).encode())
 
-            do_GET = do_PUT = do_DELETE = do_POST
+            do_GET = do_PUT = do_PATCH = do_DELETE = do_POST
 
             def log_message(self, *_: Any) -> None:
                 """Not on the test's output."""

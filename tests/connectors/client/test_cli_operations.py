@@ -169,6 +169,8 @@ def test_dead_replay_goes_on_page_by_page_at_its_pace(server: ScriptedServer) ->
     ("args", "asked"),
     [
         (["queues", "show", "mail"], ("GET", "/v1/queues/mail", None)),
+        (["queues", "set", "mail", "--rate", "50"], ("PATCH", "/v1/queues/mail", {"ratePerSecond": 50.0})),
+        (["queues", "set", "mail", "--no-rate"], ("PATCH", "/v1/queues/mail", {"ratePerSecond": None})),
         (["queues", "pause", "mail"], ("POST", "/v1/queues/mail/pause", None)),
         (["queues", "resume", "mail"], ("POST", "/v1/queues/mail/resume", None)),
         (["tenant", "show"], ("GET", "/v1/tenant", None)),
@@ -185,6 +187,13 @@ def test_queues_and_the_tenant_are_shown_and_paused(server: ScriptedServer, args
     assert "paused" in result.stdout
 
 
+@pytest.mark.parametrize("args", [[], ["--rate", "5", "--no-rate"], ["--rate", "0"], ["--rate", "1000001"]])
+def test_a_rate_that_is_unclear_is_refused_before_anything_is_asked(server: ScriptedServer, args: list[str]) -> None:
+    result = fencepost("queues", "set", "mail", *args, url=server.url)
+    assert (result.exit_code, server.asked) == (2, [])
+    assert "--rate" in result.stderr
+
+
 @pytest.mark.parametrize("args", [["jobs", "update"], ["jobs", "backfill"], ["runs", "cancel"], ["runs", "replay"]])
 def test_an_id_that_is_none_is_refused_before_anything_is_asked(server: ScriptedServer, args: list[str]) -> None:
     result = fencepost(*args, "abc", url=server.url)
@@ -196,7 +205,7 @@ def test_an_id_that_is_none_is_refused_before_anything_is_asked(server: Scripted
     [
         *(["jobs", "create"], ["jobs", "update"], ["jobs", "backfill"], ["runs", "cancel"], ["runs", "replay"]),
         *(["dead", "list"], ["dead", "replay"], ["queues", "show"], ["queues", "pause"], ["queues", "resume"]),
-        *(["tenant", "show"], ["tenant", "pause"], ["tenant", "resume"]),
+        *(["queues", "set"], ["tenant", "show"], ["tenant", "pause"], ["tenant", "resume"]),
     ],
 )
 def test_help_has_an_example(args: list[str]) -> None:

@@ -164,13 +164,17 @@ class LaneCounts(Struct, frozen=True):
 
 
 class Queue(Struct, rename="camel", kw_only=True, frozen=True):
-    """paused: the queue itself. tenant_paused: every queue of the tenant. waiting: runs that are due, by lane."""
+    """paused: the queue itself. tenant_paused: every queue of the tenant. waiting: runs that are due, by lane.
+
+    rate_per_second: at which the made-up runs of jobs with catchUp all come due; None: at once.
+    """
 
     queue: str
     paused: bool
     waiting: LaneCounts
     paused_at: datetime | None = None
     tenant_paused: bool = False
+    rate_per_second: float | None = None
 
 
 class Tenant(Struct, rename="camel", kw_only=True, frozen=True):

@@ -1,4 +1,4 @@
-"""What operators do by HTTP: dead letters, and pauses of queues and of the tenant."""
+"""What operators do by HTTP: dead letters, settings of queues, and pauses of queues and of the tenant."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from fencepost.base_client import BaseClient
+from fencepost.http_calls import decoded
 from fencepost.job_spec import Name, convert, instant_text
 from fencepost.models import DeadFilter, DeadPage, DeadReplayAnswer, Queue, RunAnswer, Tenant
 
@@ -61,8 +63,17 @@ class OperatorClient(BaseClient):
         return await self._command("POST", "/v1/dead/replay", body, idempotency_key, DeadReplayAnswer)
 
     async def queue(self, queue: str) -> Queue:
-        """Whether a queue is paused, and how many of its runs are due."""
+        """Whether a queue is paused, its settings, and how many of its runs are due."""
         return await self._get(_queue_path(queue), Queue)
+
+    async def set_queue(self, queue: str, *, rate_per_second: float | UnsetType | None = UNSET) -> Queue:
+        """Change settings of a queue; what is not given stays.
+
+        rate_per_second: at which the made-up runs of jobs with catchUp all come due, above 0 and at most 1,000,000;
+        None: they are all due at once. Raises InvalidInput.
+        """
+        body = {} if rate_per_second is UNSET else {"ratePerSecond": rate_per_second}
+        return decoded((await self._calls.call("PATCH", _queue_path(queue), body)).body, Queue)
 
     async def pause_queue(self, queue: str) -> Queue:
         """Have nothing of a queue leased. What waits stays where it is, what is leased goes on."""

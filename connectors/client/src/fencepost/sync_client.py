@@ -81,6 +81,7 @@ class SyncClient:
     dead_letters = _blocking(FencepostClient.dead_letters)
     replay_dead = _blocking(FencepostClient.replay_dead)
     queue = _blocking(FencepostClient.queue)
+    set_queue = _blocking(FencepostClient.set_queue)
     pause_queue = _blocking(FencepostClient.pause_queue)
     resume_queue = _blocking(FencepostClient.resume_queue)
     tenant = _blocking(FencepostClient.tenant)

@@ -1,4 +1,4 @@
-"""`fencepost queues …` and `fencepost tenant …`: what waits, and pauses."""
+"""`fencepost queues …` and `fencepost tenant …`: what waits, settings, and pauses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fencepost.commandline.rendering import print_fields
 
 @click.group()
 def queues() -> None:
-    """Look at queues, pause and resume them."""
+    """Look at queues, set their rate, pause and resume them."""
 
 
 @queues.command()
@@ -19,7 +19,7 @@ def queues() -> None:
 @json_option
 @pass_connection
 def show(connection: Connection, queue: str, as_json: bool) -> None:
-    """Show whether a queue is paused, and how many of its runs are due, by lane.
+    """Show whether a queue is paused, its rate, and how many of its runs are due, by lane.
 
     \b
     Example
@@ -27,6 +27,28 @@ def show(connection: Connection, queue: str, as_json: bool) -> None:
     """
     with connection.client() as client:
         print_fields(client.queue(queue), as_json)
+
+
+@queues.command("set")
+@click.argument("queue")
+@click.option("--rate", type=click.FloatRange(0, 1_000_000, min_open=True), metavar="RUNS", help="Runs a second.")
+@click.option("--no-rate", is_flag=True, help="No rate any more.")
+@json_option
+@pass_connection
+def set_queue(connection: Connection, queue: str, rate: float | None, no_rate: bool, as_json: bool) -> None:
+    """Set the rate of a queue: at which the made-up runs of jobs with catchUp all come due.
+
+    No other run is held back by it. It holds within seconds, also for made-up runs that wait already.
+
+    \b
+    Examples
+      fencepost queues set mail --rate 50
+      fencepost queues set mail --no-rate
+    """
+    if no_rate == (rate is not None):
+        raise click.UsageError("give either --rate or --no-rate")
+    with connection.client() as client:
+        print_fields(client.set_queue(queue, rate_per_second=rate), as_json)
 
 
 @queues.command()
