@@ -10,8 +10,8 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,16 @@ from uuid import UUID
 
 from ledger.admissions import skip_late
 from ledger.completions import expire_leases
-from ledger.connection import Pool
+from ledger.connection import Pool, session
 from ledger.fence import OwnerTransaction, Takeover, owner_transaction, release_partition
 from ledger.partitions import advance_decided
+from ledger.queue_settings import QueueName
 from ledger.runs import read_runs
 from schemas.codec import Codec
 from schemas.errors import EpochLost, KafkaUnavailable, TryAgain
 from schemas.events import Event
 from streams.admissions import AdmissionQueue, admit
+from streams.backlog import Backlog, Missed
 from streams.catch_up import DEADLINE
 from streams.command_applier import CommandApplier
 from streams.command_inbox import CommandInbox
@@ -48,9 +50,11 @@ from streams.metrics import (
     UNDECIDED_LAG_SECONDS,
 )
 from streams.partition_memory import Fired, PartitionMemory
+from streams.queue_rates import QueueRates
 from streams.ready_hints import ReadyHints
 from streams.rebuild import rebuild, reconcile, take_in
 from streams.rejections import CommandReturns, RawCommand
+from streams.spreading import find_missed, is_missed, spread_missed
 from streams.timing_state import Position, from_us, to_us
 from streams.zone_moves import follow_zone_rules
 
@@ -64,6 +68,7 @@ EXPIRY_BATCH = 500
 EXPIRY_PERIOD_S = 0.5
 SWEEP_PERIOD_S = 1.0
 RECONCILE_PERIOD_S = 300.0
+RATES_PERIOD_S = 1.0  # how often it is looked whether a queue has another rate
 UNDECIDABLE_AGAIN_US = 60_000_000
 SAY_DECIDED_AFTER_US = 1_000_000  # while things are decided their transactions say how far
 ASK_AGAIN_US = 5_000_000
@@ -89,6 +94,7 @@ class Surroundings:
     crash: Callable[[Exception], None]
     apply_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(APPLYING_AT_ONCE))
     catch_up_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    rates: QueueRates = field(default_factory=QueueRates)
 
 
 class PartitionOwner:
@@ -108,6 +114,8 @@ class PartitionOwner:
         self._applier = CommandApplier(self.fence, around.pool, around.returns, around.codec, around.partitions)
         self._undecided = DecisionQueue(COMMAND_BATCH)
         self._behind = DecisionQueue(LATE_BATCH)
+        self._backlog = Backlog()
+        self._rates_followed: dict[QueueName, int] = {}
         self._undecidable: set[bytes] = set()
         self._admissions = AdmissionQueue()
         self._looked_through_us = 0
@@ -134,7 +142,8 @@ class PartitionOwner:
     def start(self) -> None:
         """Begin to work. The memory is open."""
         works = (
-            self._apply, self._decide, self._catch_up, self._admit, self._expire, self._sweep, self._reconcile,
+            self._apply, self._decide, self._catch_up, self._spread, self._follow_rates, self._admit, self._expire,
+            self._sweep, self._reconcile,
         )  # fmt: skip
         for work in works:
             self._begin(self._guard(work), work.__name__)
@@ -171,7 +180,7 @@ class PartitionOwner:
             HINT_LATENESS_SECONDS.observe((now_us - fired.oldest_due_us) / 1e6)
         self._announce(fired)
         self._undecided.add(fired.jobs)
-        self._behind.add(fired.late_jobs)
+        self._behind.add(job_id for job_id in fired.late_jobs if job_id not in self._backlog)
         next_us = now_us if more else self._memory.next_due_us()
         if next_us is None or next_us > now_us:
             self._looked_through_us = now_us  # else a backlog is not all popped yet
@@ -183,7 +192,7 @@ class PartitionOwner:
 
     def decided_through_us(self) -> int:
         """Up to when every occurrence has its decision, whether the ledger has heard of it or not."""
-        if len(self._undecided) or len(self._behind) or self._undecidable:
+        if len(self._undecided) or len(self._behind) or len(self._backlog) or self._undecidable:
             return self._decided_through_us
         return max(self._decided_through_us, self._looked_through_us)
 
@@ -270,32 +279,85 @@ class PartitionOwner:
     async def _decide(self) -> None:
         """Decide occurrences that have just come."""
         async with self._undecided.batch() as job_ids:
-            await self._decide_jobs(job_ids, late=False)
+            missed = self._missed(job_ids) if self._around.rates.any_set() else set()
+            self._behind.add(missed)
+            await self._decide_jobs([job_id for job_id in job_ids if job_id not in missed], late=False)
 
     async def _catch_up(self) -> None:
         """Decide occurrences that came a while ago, beside those that are on time and slower than they."""
         await self._behind.arrival()
+        async with self._catch_up_turn(), self._behind.batch() as job_ids:
+            backlog = await self._find_backlog(job_ids)
+            for queue, missed in backlog:
+                self._backlog.add(queue, missed)
+            spread = {missed.job_id for _, missed in backlog}
+            await self._decide_jobs([job_id for job_id in job_ids if job_id not in spread], late=True)
+
+    @asynccontextmanager
+    async def _catch_up_turn(self) -> AsyncIterator[None]:
         async with self._around.catch_up_turns:
             began = time.monotonic()
-            async with self._behind.batch() as job_ids:
-                await self._decide_jobs(job_ids, late=True)
+            yield
             await asyncio.sleep((time.monotonic() - began) * (1 / LATE_DUTY - 1))
 
+    def _missed(self, job_ids: list[bytes]) -> set[bytes]:
+        """Jobs that were on time when they were queued: the ledger may have been away since."""
+        now_us = self._around.clock.now_us()
+        timers = {job_id: self._memory.state.job(job_id) for job_id in job_ids}
+        return {job_id for job_id, timer in timers.items() if timer is not None and is_missed(timer, now_us)}
+
+    async def _find_backlog(self, job_ids: list[bytes]) -> list[tuple[QueueName, Missed]]:
+        if not self._around.rates.any_set():
+            return []
+        now_us = self._around.clock.now_us()
+        async with session(self._around.pool) as conn:
+            return await find_missed(conn, self._memory.state, job_ids, self.fence.partition, now_us)
+
+    async def _spread(self) -> None:
+        """Decide what was missed of queues that have a rate, a queue at a time."""
+        await self._backlog.arrival()
+        async with self._catch_up_turn():
+            queue, missed = self._backlog.turn()
+            async with self._transaction() as tx:
+                spread = await spread_missed(tx, self._memory.state, queue, missed)
+            self._backlog.keep(queue, spread.left, spread.gone)
+            self._undecidable -= set(spread.job_ids)
+            self._take_in(spread.job_ids, spread.decided)
+            self._behind.add(spread.strays)
+
+    async def _follow_rates(self) -> None:
+        """Set made-up runs apart by their queue's new rate, and after a takeover what the last owner had left."""
+        await asyncio.sleep(RATES_PERIOD_S)
+        for queue, version in self._around.rates.changed(self._rates_followed).items():
+            more = True
+            while more:
+                async with self._catch_up_turn():
+                    async with self._transaction() as tx:
+                        spread = await spread_missed(tx, self._memory.state, queue, [])
+                    self._fold_own(spread.decided.events)
+                    more = spread.more
+            self._rates_followed[queue] = version
+
     async def _decide_jobs(self, job_ids: list[bytes], *, late: bool) -> None:
+        if not job_ids:
+            return
         looked_through_us = self._looked_through_us
         async with self._transaction() as tx:
             decided = await decide(tx, self._memory.state, job_ids, first_seen_late=late)
             self._note_undecidable(job_ids, decided)
-            is_last = len(self._undecided) + len(self._behind) == len(job_ids)
+            is_last = len(self._undecided) + len(self._behind) + len(self._backlog) == len(job_ids)
             if is_last and not decided.behind and not self._undecidable:
                 await self._say_decided(tx, looked_through_us)
+        self._take_in(job_ids, decided)
+        self._behind.add(decided.behind)
+
+    def _take_in(self, job_ids: list[bytes], decided: Decided) -> None:
         for job_id in [*decided.finished, *decided.stale]:
             self._memory.forget_job(job_id)
         for job_id, at_us in decided.early.items():
             self._memory.retry_job(job_id, at_us)
         self._fold_own([*decided.events, *decided.stale.values()])
         self._let_go(job_ids, decided)
-        self._behind.add(decided.behind)
         OCCURRENCES_DECIDED.inc(sum(event["type"] == "run_scheduled" for event in decided.events))
         for reason, count in decided.skipped.items():
             OCCURRENCES_SKIPPED.labels(reason).inc(count)
@@ -381,7 +443,7 @@ class PartitionOwner:
         partition, through_us = self.fence.partition, self.decided_through_us()
         DECIDED_THROUGH_SECONDS.labels(partition).set(through_us / 1e6)
         UNDECIDED_LAG_SECONDS.labels(partition).set(max(0, self._around.clock.now_us() - through_us) / 1e6)
-        JOBS_BEHIND.labels(partition).set(len(self._behind))
+        JOBS_BEHIND.labels(partition).set(len(self._behind) + len(self._backlog))
         RUNS_BLOCKED.labels(partition).set(self._admissions.blocked())
 
     async def _reconcile(self) -> None:

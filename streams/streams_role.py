@@ -20,6 +20,7 @@ from streams.faust_app import SESSION_TIMEOUT_S, OwnersApp, create_owners_app
 from streams.ledger_clock import LedgerClock
 from streams.ownership import Ownership
 from streams.partition_owner import Surroundings
+from streams.queue_rates import QueueRates, keep_rates
 from streams.ready_hints import ReadyHints
 from streams.rejections import CommandReturns
 from streams.timekeeper import Timekeeper, keep_clock
@@ -51,8 +52,9 @@ class StreamsRole:
 
         async with AsyncExitStack() as stack:
             pool = await stack.enter_async_context(ledger_pool(self.dsn, size=self.pool_size, name=self.name))
-            partitions, clock = await await_partition_count(pool), LedgerClock()
+            partitions, clock, rates = await await_partition_count(pool), LedgerClock(), QueueRates()
             await clock.sample(pool)
+            await rates.read(pool)
             hints = ReadyHints(self.bootstrap, self.topics.ready, self.codec)
             stack.callback(hints.close)
             returns = CommandReturns(self.bootstrap, self.topics.commands, self.topics.rejected, self.codec)
@@ -66,9 +68,12 @@ class StreamsRole:
             ownership.feed = feed
             ownership.around = Surroundings(
                 pool, self.codec, hints, returns, clock, partitions, self.state_folder, timekeeper.wake,
-                feed.end_offset, crash,
+                feed.end_offset, crash, rates=rates,
             )  # fmt: skip
-            for task in (timekeeper.run(), keep_clock(clock, pool), keep_decided_through(pool, ownership.owners)):
+            for task in (
+                timekeeper.run(), keep_clock(clock, pool), keep_rates(rates, pool),
+                keep_decided_through(pool, ownership.owners),
+            ):  # fmt: skip
                 stack.push_async_callback(_cancel, asyncio.create_task(_or_crash(task, crash)))
             # Handed over in this order: no new commands, then our partitions, then our place in the group, so that
             # the next owner finds them released.

@@ -20,6 +20,7 @@ from ledger.connection import Pool, session
 from ledger.fence import Fence, OwnerTransaction, api_transaction, owner_transaction, take_over
 from ledger.leases import Beat, LeaseAsk, LeasedRun, extend_leases, lease_runs
 from ledger.outbox import read_outbox
+from ledger.queue_settings import set_rate
 from ledger.runs import find_due
 from schemas.codec import Codec
 from schemas.commands import Command
@@ -29,6 +30,7 @@ from streams.command_inbox import CommandInbox
 from streams.effects import Effects
 from streams.outbox_events import events_of
 from streams.partition_owner import PartitionOwner, Surroundings
+from streams.queue_rates import QueueRates
 from streams.timing_state import from_us, to_us
 from tests.ledger_fixtures import PARTITIONS
 from tests.streams.conftest import HintLog
@@ -64,7 +66,7 @@ class Simulation:
 
     def __init__(self, pool: Pool, folder: Path, clock: SimulatedClock) -> None:
         self.pool, self.folder, self.clock = pool, folder, clock
-        self.hints = HintLog()
+        self.hints, self.rates = HintLog(), QueueRates()
         self.hinted: dict[UUID, datetime] = {}  # when each run was first hinted
         self.owner: PartitionOwner
 
@@ -97,6 +99,14 @@ class Simulation:
         self.owner._fold_own(effects.events)
         return effects
 
+    async def set_rate(self, rate_per_s: float | None, queue: str = "mail") -> None:
+        """As an operator sets it; the owner has followed when this returns."""
+        async with session(self.pool) as conn:
+            await set_rate(conn, "acme", queue, rate_per_s, "operator", now=self.now)
+        await self.rates.read(self.pool)
+        await self.owner._follow_rates()
+        await self.work()
+
     async def work(self) -> None:
         """Whatever is to be done at this instant."""
         owner = self.owner
@@ -106,6 +116,8 @@ class Simulation:
                 await owner._decide()
             elif len(owner._behind):
                 await owner._catch_up()
+            elif len(owner._backlog):
+                await owner._spread()
             elif owner._admissions._asked:
                 await owner._admit()
             elif next_us is None or next_us > self.clock.now_us():
@@ -216,6 +228,7 @@ class Simulation:
             lambda: None,
             _no_events,
             _raise,
+            rates=self.rates,
         )
 
 
@@ -236,6 +249,7 @@ async def simulating(
     monkeypatch.setattr(partition_owner, "owner_transaction", lambda *_: simulation.transaction())
     monkeypatch.setattr(partition_owner, "LATE_DUTY", 1.0)
     monkeypatch.setattr(partition_owner, "SWEEP_PERIOD_S", 0.0)
+    monkeypatch.setattr(partition_owner, "RATES_PERIOD_S", 0.0)
     monkeypatch.setattr(partition_owner, "EXPIRY_PERIOD_S", 0.0)
     async with session(pool) as conn:
         await conn.execute("UPDATE partitions SET decided_through = %s", (now,))
