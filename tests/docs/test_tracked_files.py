@@ -15,7 +15,7 @@ from tests.docs.papers import ROOT
 # Every other host is a mistake, or is to be added here by somebody who has thought about it.
 HOSTS = re.compile(
     r"[\w-]+|[\d.]+|\[[\d:a-f]+\]|[\w.-]+\.(?:test|invalid|localhost|example|example\.\w+)|example\.\w+"
-    r"|(?:www|maven)\.apache\.org|keepachangelog\.com|semver\.org"
+    r"|(?:www|maven)\.apache\.org|keepachangelog\.com|semver\.org|www\.standardwebhooks\.com"
 )
 _URL_HOST = re.compile(r"https?://(?:[^\s/@\"'`]*@)?([\w.-]*\w|\[[\d:a-f]+\])")
 _HOME = re.compile(r"(?<![\w.{}])/(?:home|root|Users|work)/\w+")

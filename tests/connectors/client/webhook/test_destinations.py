@@ -18,34 +18,41 @@ from fencepost.webhook.destinations import (
     read_host,
 )
 
-REFUSED = {
-    "no URL": ["", "hooks.example.com", "//hooks.example.com/", "https:/x", "https://", "https:///x", "https://:443/"],
-    "another scheme": ["ftp://a.example/", "file:///etc/passwd", "gopher://a.example/", "HTTPSS://a.example/"],
-    "a user": ["https://user@a.example/", "https://user:pw@a.example/", "https://@a.example/", "https://a.example@b/"],
-    "numbers": [
-        "https://2130706433/",
-        "https://017700000001/",
-        "https://0x7f000001/",
-        "https://0x7f.1/",
-        "https://0x/",
-    ],
-    "short": ["https://127.1/", "https://127.0.1/", "https://1/", "https://a.1/", "https://a.0x1/"],
-    "octal": ["https://0177.0.0.1/", "https://127.0.0.01/", "https://127.0.0.0x1/", "https://256.1.1.1/"],
-    "dots": ["https://a.example./", "https://127.0.0.1./", "https://a..example/", "https://.a.example/", "https://./"],
-    "not ASCII": ["https://ä.example/", "https://１２７.0.0.1/", "https://a。example/", "https://ⓐ.example/"],
-    "escapes": ["https://%31%32%37.0.0.1/", "https://a%2eexample/", "https://a.example%00/", "https://a\\@b.example/"],
-    "blanks": ["https://a.example /", " https://a.example/", "https://a.example/\r\nX: y", "https://a.exa\tmple/"],
-    "zones": ["https://[fe80::1%eth0]/", "https://[fe80::1%25eth0]/"],
-    "brackets": ["https://[::1/", "https://::1/", "https://[127.0.0.1]/", "https://[::1]x/", "https://[v1.x]/"],
-    "ports": ["https://a.example:/", "https://a.example:0/", "https://a.example:65536/", "https://a.example:+1/"],
-    "labels": ["https://-a.example/", "https://a-.example/", f"https://{'a' * 64}.example/", "https://a,b.example/"],
+NO_URLS = ["", "a.example", "//a.example/", "https:/x", "https://", "https:///x", "https://:443/", "ftp://a.example/"]
+NO_URLS += [
+    "file:///etc/passwd",
+    "gopher://a.example/",
+    "HTTPSS://a.example/",
+    " https://a.example/",
+    "https://a.example/ x",
+]
+NO_URLS += ["https://a.example/\r\nX: y", "https://a.example/ä"]
+NO_AUTHORITIES = {
+    "a user": ["user@a.example", "user:pw@a.example", "@a.example", "a.example@b.example"],
+    "numbers": ["2130706433", "017700000001", "0x7f000001", "0x7f.1", "0x"],
+    "short": ["127.1", "127.0.1", "1", "a.1", "a.0x1"],
+    "octal": ["0177.0.0.1", "127.0.0.01", "127.0.0.0x1", "256.1.1.1"],
+    "dots": ["a.example.", "127.0.0.1.", "a..example", ".a.example", "."],
+    "not ASCII": ["ä.example", "１２７.0.0.1", "a。example", "ⓐ.example"],
+    "escapes": ["%31%32%37.0.0.1", "a%2eexample", "a.example%00", "a\\@b.example"],
+    "blanks": ["a.example ", "a.exa\tmple"],
+    "zones": ["[fe80::1%eth0]", "[fe80::1%25eth0]"],
+    "brackets": ["[::1", "::1", "[127.0.0.1]", "[::1]x", "[v1.x]"],
+    "ports": ["a.example:", "a.example:0", "a.example:65536", "a.example:+1"],
+    "labels": ["-a.example", "a-.example", f"{'a' * 64}.example", ".".join(["a" * 60] * 5), "a,b.example", "*.example"],
 }
 
 
-@pytest.mark.parametrize("url", [url for urls in REFUSED.values() for url in urls])
-def test_an_odd_url_is_refused(url: str) -> None:
+@pytest.mark.parametrize("url", NO_URLS)
+def test_what_is_no_plain_url_is_refused(url: str) -> None:
     with pytest.raises(DestinationRefused):
         read_destination(url)
+
+
+@pytest.mark.parametrize("authority", [odd for those in NO_AUTHORITIES.values() for odd in those])
+def test_an_odd_host_is_refused(authority: str) -> None:
+    with pytest.raises(DestinationRefused):
+        read_destination(f"https://{authority}/")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +116,8 @@ def test_the_allow_list_is_of_exact_hosts_and_ports() -> None:
 def test_a_star_allows_what_is_below_and_nothing_beside() -> None:
     assert allowed("https://a.b.example.com/", "*.example.com")
     assert not allowed("https://example.com/", "*.example.com")
-    assert not allowed("https://evilexample.com/", "*.example.com")
+    assert not allowed("https://evil-example.test/", "*.example.test")
+    assert not allowed("https://1.2.3.4/", "*.example.test")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ OTHER = "whsec_" + "QUJD" * 11
 
 
 def test_a_signature_is_that_of_the_standard_s_own_example() -> None:
-    """Of its libraries' tests: https://github.com/standard-webhooks/standard-webhooks."""
+    """The one that the tests of its libraries have."""
     headers = Signer([SECRET]).headers("msg_p5jXN8AQM9LWM0D4loKWxJek", b'{"test": 2432232314}', 1614265330.9)
     assert headers == {
         "webhook-id": "msg_p5jXN8AQM9LWM0D4loKWxJek",

@@ -295,7 +295,7 @@ async def test_a_payload_brings_its_url_when_it_may(receiver: Receiver) -> None:
         ({"body": 1}, "the payload is not"),
         ({"url": "https://a.example", "headers": {}}, "unknown field `headers`"),
         ({"url": "https://a.example"}, r"not called: a\.example port 443 is not on the allow-list"),
-        ({"url": "http://0x7f.1/"}, "not called: 0x7f.1 is an address in an odd spelling"),
+        ({"url": "http://0x7f000001/"}, "not called: 0x7f000001 is an address in an odd spelling"),
     ],
 )
 async def test_a_payload_whose_url_is_none_or_not_allowed_is_final(payload: Any, reason: str) -> None:

@@ -136,7 +136,7 @@ def webhook(
     Examples
       export FENCEPOST_WEBHOOK_SECRET=whsec_$(openssl rand -base64 32)
       fencepost webhook --queue mail https://hooks.example.com/mail
-      fencepost webhook --queue mail --allow-http --allow-private 10.1.0.0/16 http://mailer.internal:8080/runs
+      fencepost webhook --queue mail --allow-http --allow-private 10.1.0.0/16 http://mailer:8080/runs
       fencepost webhook --queue hooks --url-from-payload --allow-host '*.example.com' --slots 50
     """
     allow_list = AllowList(_allowed(destination, url_from_payload, allowed_hosts), http=allow_http)
