@@ -109,10 +109,18 @@ async def test_answers_are_tried_again_or_final_as_the_case_says(receiver: Recei
     assert outcomes == {status: outcome for outcome, statuses in expected.items() for status in statuses}
 
 
-async def test_a_run_is_tried_again_after_what_the_receiver_asked_for_and_dies_with_its_words(
+async def test_a_run_comes_again_after_what_the_receiver_asked_for(receiver: Receiver, bench: Bench) -> None:
+    receiver.answering = fixed(answer(429, retry_after="120"))
+    [run_id] = bench.server.add(None)
+    async with bench.working(webhook(receiver.url)):
+        await bench.server.until(lambda: bench.server.runs[run_id].errors != [])
+    assert (bench.server.runs[run_id].state, bench.server.runs[run_id].retry_after_s) == ("pending", 120)
+
+
+async def test_a_run_that_is_tried_again_keeps_its_ids_and_dies_with_the_receiver_s_words(
     receiver: Receiver, bench: Bench
 ) -> None:
-    receiver.answering = fixed(answer(503, b"later", retry_after="0"), answer(410, b"moved away"))
+    receiver.answering = fixed(answer(503, b"later"), answer(410, b"moved away"))
     [run_id] = bench.server.add(None)
     async with bench.working(webhook(receiver.url)):
         await bench.server.until(lambda: bench.server.states() == ["dead"])
