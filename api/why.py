@@ -33,7 +33,7 @@ from schemas import http_explanations as http
 from schemas.events import GONE_EVENTS
 from schemas.http import NoBody
 from schemas.ids import partition_of_run, run_id_for
-from schemas.waits import Hindrance, Interval, LifeEvent, Timeline, timeline
+from schemas.waits import Hindrance, Interval, LifeEvent, Timeline, nominal_due, timeline
 
 _ENDS = GONE_EVENTS - {"run_held"}
 _STATES = {"run_held": "held", "run_leased": "leased", "run_cancel_requested": "leased"}
@@ -83,17 +83,17 @@ class Why:
         if found is None or found.tenant != identity.tenant:
             raise not_found("run")
         require_queue(identity, found.queue)
+        life = [LifeEvent(*(getattr(event, name) for name in LifeEvent._fields)) for event in events]
         async with session(self._pool) as conn:
             job = (await read_jobs(conn, [found.job_id])).get(found.job_id)
             ownership = await read_ownership(conn, partition_of_run(run_id))
-            since = min((event.due_at or event.at for event in events), default=ownership.now)
+            since = _since_when(life, ownership.now)
             hindrances = await _hindrances(conn, run_id, found.tenant, found.queue, since)
         if ownership.owner is None:
             sentence = "its partition has no owner"
             hindrances.append(Hindrance("owner_taking_over", ownership.owner_since, None, sentence))
         if events and _is_gated(row, job):
             hindrances += await self._overlaps(run_id, found.job_id, since, ownership.now)
-        life = [LifeEvent(*(getattr(event, name) for name in LifeEvent._fields)) for event in events]
         return _answer(run_id, row, events, timeline(life, hindrances, ownership.now), incomplete, ownership.now)
 
     async def _life(self, run_id: UUID) -> tuple[RunState | None, list[KnownEvent], bool]:
@@ -118,6 +118,12 @@ class Why:
             for lease in leases
             if lease.run_id != run_id
         ]
+
+
+def _since_when(life: Sequence[LifeEvent], now: datetime) -> datetime:
+    """The earliest instant that an explanation of this life can tell of."""
+    instants = [event.due_at or event.at for event in life]
+    return min([*instants, nominal_due(life) or now])
 
 
 def _is_complete(row: RunState | None, events: Sequence[KnownEvent]) -> bool:
@@ -203,6 +209,10 @@ def summary(found: Timeline, incomplete: bool) -> str:
     if not found.intervals and found.due_at is None:
         return "the history has not heard of it yet"
     missing = "; the newest of it is not known yet" if incomplete else ""
+    if found.made_up_us:
+        missing = (
+            f"; due {found.made_up_us / 1e6:.3f} s after its nominal time, to catch up at its queue's rate{missing}"
+        )
     if not found.lateness_us:
         return _punctual(found) + missing
     late: dict[str, int] = {}

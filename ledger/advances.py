@@ -10,7 +10,7 @@ from uuid import UUID
 from ledger.fence import OwnerTransaction, hold_job_states
 from ledger.outbox import emit
 from ledger.runs import RUN_COLUMNS, PendingRun, make_run
-from ledger.spreads import SPREAD
+from schemas.events import SPREAD
 from schemas.zones import TZDATA_VERSION
 
 

@@ -16,8 +16,7 @@ from ledger.fence import OwnerTransaction, hold_job_states
 from ledger.outbox import emit
 from ledger.queue_settings import QueueName
 from ledger.runs import RUN_COLUMNS, PendingRun
-
-SPREAD = "catch-up spread"  # the reason of a made-up run whose due time is its queue's to give
+from schemas.events import SPREAD
 
 
 class RatedJob(NamedTuple):

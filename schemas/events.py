@@ -16,4 +16,6 @@ RANGE_EVENTS = frozenset({"occurrences_skipped"})
 # A run that waits for its due time after the event, is leased, or is out of an owner's sight.
 WAITING_EVENTS = frozenset({"run_scheduled", "run_retried", "run_released"})
 LEASED_EVENTS = frozenset({"run_leased", "run_cancel_requested"})
+# The reason of a run_scheduled: the run is made up for, and due when its queue's rate lets it.
+SPREAD = "catch-up spread"
 GONE_EVENTS = frozenset({"run_held", "run_completed", "run_dead", "run_cancelled", "run_skipped"})

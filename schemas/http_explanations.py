@@ -33,7 +33,8 @@ class RunWhy(Answer, kw_only=True):
     """GET /v1/runs/{id}/why.
 
     intervals: from due_at until the run ended, or as_of, without a gap; those that are late sum up to lateness_ms,
-    which counts until the first lease (until the end, or as_of, without one). None is known of a run of which the
+    which counts until the first lease (until the end, or as_of, without one). Those of a run that was made up for at
+    its queue's rate begin at its nominal time, and are not late before due_at. None is known of a run of which the
     history has heard nothing yet. incomplete: the history is behind, and the newest of it is missing.
     """
 

@@ -1,7 +1,8 @@
 """Why a run waited: its life cut into intervals, each with its cause, that leave no gap and sum up to its lateness.
 
 Pure. The line begins when the run was due and ends when the run ended, or now. Until the first lease everything on it
-is lateness; after it the line tells of attempts, and of the waits between them. Source: ARCHITECTURE, Policies.
+is lateness; after it the line tells of attempts, and of the waits between them. The line of a run that was made up for
+at its queue's rate begins at its nominal time; its lateness, as any, when it was due. Source: ARCHITECTURE, Policies.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 from schemas.errors import InvariantBroken
-from schemas.events import GONE_EVENTS, WAITING_EVENTS
+from schemas.events import GONE_EVENTS, SPREAD, WAITING_EVENTS
 
 Cause = Literal[
     "not_due",  # it waits for its time
     "not_decided",  # it was due, but its owner had not made the run yet
+    "catching_up",  # it is made up for, and waits for its turn at its queue's rate
     "job_paused",
     "tenant_paused",
     "queue_paused",
@@ -40,6 +42,7 @@ _DELAYS: dict[str, tuple[Cause, str]] = {
     "run_retried": ("retry_delay", "it waited for its next attempt"),
     "run_released": ("snoozed", "its worker had put it off"),
 }
+_SPREAD: tuple[Cause, str] = ("catching_up", "it was made up for, spread at its queue's rate")
 
 
 class LifeEvent(NamedTuple):
@@ -51,6 +54,12 @@ class LifeEvent(NamedTuple):
     attempt: int | None = None
     worker_id: str | None = None
     reason: str | None = None
+    scheduled_for: datetime | None = None
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether it made the run due when its queue's rate let it."""
+        return self.type == "run_scheduled" and self.reason == SPREAD
 
 
 class Hindrance(NamedTuple):
@@ -76,8 +85,9 @@ class Interval(NamedTuple):
 class Timeline(NamedTuple):
     """due_at: since when the run's first lease was wanted. lateness_us: until that lease, the run's end, or now.
 
-    intervals: from due_at to the run's end or now; those of a run that is not due yet, from its making on. Those until
-    first_leased_at (the end, or now) are the lateness. end: the event that ended the run.
+    intervals: from due_at to the run's end or now; those of a run that is not due yet, from its making on; those of a
+    made-up one whose turn was its queue's to give, from its nominal time on. Those from due_at until first_leased_at
+    (the end, or now) are the lateness. end: the event that ended the run. made_up_us: from the nominal time to due_at.
     """
 
     due_at: datetime | None
@@ -85,10 +95,13 @@ class Timeline(NamedTuple):
     end: LifeEvent | None
     lateness_us: int
     intervals: list[Interval]
+    made_up_us: int = 0
 
     def is_late(self, interval: Interval) -> bool:
         """Whether the interval is part of the lateness."""
-        return self.lateness_us > 0 and (self.first_leased_at is None or interval.end <= self.first_leased_at)
+        if not self.lateness_us or self.due_at is None or interval.start < self.due_at:
+            return False
+        return self.first_leased_at is None or interval.end <= self.first_leased_at
 
 
 def timeline(events: Sequence[LifeEvent], hindrances: Sequence[Hindrance], now: datetime) -> Timeline:
@@ -103,11 +116,23 @@ def timeline(events: Sequence[LifeEvent], hindrances: Sequence[Hindrance], now: 
     late_until = lease.at if lease else over_at
     late = due_at is not None and due_at < late_until
     start = due_at if late and due_at else lease.at if lease else moves[0].at
+    wanted_at = nominal_due(moves)
+    begin = min(start, wanted_at) if wanted_at else start
     ranked = sorted(hindrances, key=lambda hindrance: PRIORITY.index(hindrance.cause))
-    intervals = _merged(_intervals(moves, ranked, start, over_at), late_until)
-    lateness_us = (late_until - start) // _MICROSECOND if late else 0
-    _prove(intervals, start, over_at, late_until if late else start, lateness_us)
-    return Timeline(due_at, lease and lease.at, end, lateness_us, intervals)
+    lateness = (start if late else late_until, late_until)
+    intervals = _merged(_cut(_intervals(moves, ranked, begin, over_at), lateness[0]), lateness)
+    lateness_us = (lateness[1] - lateness[0]) // _MICROSECOND
+    _prove(intervals, begin, over_at, lateness, lateness_us)
+    made_up_us = max(0, (due_at - wanted_at) // _MICROSECOND) if due_at and wanted_at else 0
+    return Timeline(due_at, lease and lease.at, end, lateness_us, intervals, made_up_us)
+
+
+def nominal_due(events: Sequence[LifeEvent]) -> datetime | None:
+    """When a run was due before its queue's rate put it off, to catch up; None for any other run."""
+    if not events or not any(event.is_spread for event in events):
+        return None
+    first = events[0]
+    return first.scheduled_for if first.is_spread else first.due_at
 
 
 def _in_order(moves: list[LifeEvent]) -> list[LifeEvent]:
@@ -155,7 +180,7 @@ def _after(
         yield Interval(start, end, "ended", f"it was {event.type.removeprefix('run_')}, until it was made again")
     else:
         due_at = min(max(event.due_at or start, start), end)
-        yield Interval(start, due_at, *_DELAYS[event.type])
+        yield Interval(start, due_at, *(_SPREAD if event.is_spread else _DELAYS[event.type]))
         yield from _waits(due_at, end, hindrances, "no_worker_asked", "it was due, and no worker had taken it")
 
 
@@ -181,11 +206,21 @@ def _holds(hindrance: Hindrance, since: datetime, until: datetime) -> bool:
     return hindrance.since <= since and (hindrance.until is None or hindrance.until >= until)
 
 
-def _merged(intervals: Iterator[Interval], late_until: datetime) -> list[Interval]:
-    """Without the empty ones; neighbours of the same cause are one, unless the first lease lies between them."""
+def _cut(intervals: Iterator[Interval], at: datetime) -> Iterator[Interval]:
+    """With a bound at that instant, if it is within one of them."""
+    for each in intervals:
+        if each.start < at < each.end:
+            yield each._replace(end=at)
+            yield each._replace(start=at)
+        else:
+            yield each
+
+
+def _merged(intervals: Iterator[Interval], lateness: tuple[datetime, datetime]) -> list[Interval]:
+    """Without the empty ones; neighbours of the same cause are one, unless the lateness begins or ends between them."""
     merged: list[Interval] = []
     for each in intervals:
-        if merged and merged[-1][2:] == each[2:] and each.start != late_until:
+        if merged and merged[-1][2:] == each[2:] and each.start not in lateness:
             merged[-1] = merged[-1]._replace(end=each.end)
         elif each.start < each.end:
             merged.append(each)
@@ -193,10 +228,15 @@ def _merged(intervals: Iterator[Interval], late_until: datetime) -> list[Interva
 
 
 def _prove(
-    intervals: Sequence[Interval], start: datetime, end: datetime, late_until: datetime, lateness_us: int
+    intervals: Sequence[Interval],
+    begin: datetime,
+    end: datetime,
+    lateness: tuple[datetime, datetime],
+    lateness_us: int,
 ) -> None:
-    """Raises InvariantBroken unless the intervals cover the line exactly, and their beginning the lateness."""
-    bounds = [start, *(each.end for each in intervals)]
+    """Raises InvariantBroken unless the intervals cover the line exactly, and those of the lateness sum up to it."""
+    bounds = [begin, *(each.end for each in intervals)]
     gapless = [each.start for each in intervals] == bounds[:-1] and bounds[-1] == end
-    if not gapless or sum(each.micros for each in intervals if each.end <= late_until) != lateness_us:
-        raise InvariantBroken(f"the intervals from {start} to {end} do not sum up: {intervals}")
+    late = [each for each in intervals if lateness[0] <= each.start and each.end <= lateness[1]]
+    if not gapless or sum(each.micros for each in late) != lateness_us:
+        raise InvariantBroken(f"the intervals from {begin} to {end} do not sum up: {intervals}")

@@ -17,6 +17,7 @@ from ledger.connection import Pool, session
 from ledger.fence import OwnerTransaction, owner_transaction
 from ledger.jobs import NewJob, Resumption, create_jobs, pause_jobs, policies_of, resume_jobs
 from ledger.runs import ManualRun, trigger_jobs
+from ledger.spreads import spread_runs
 from schemas.commands import JobSpec, Overlap, definition_json
 from schemas.ids import new_id, partition_of_job, run_id_for
 from tests.api.conftest import Caller, Callers, Past, with_history
@@ -49,7 +50,7 @@ def assert_sums_up(answer: dict[str, Any]) -> None:
     assert [each["to"] for each in intervals[:-1]] == [each["from"] for each in intervals[1:]]
     assert sum(round(each["ms"] * 1000) for each in intervals if each["late"]) == round(answer["latenessMs"] * 1000)
     if answer["latenessMs"]:
-        assert intervals[0]["from"] == answer["dueAt"]
+        assert next(each["from"] for each in intervals if each["late"]) == answer["dueAt"]
 
 
 def causes(answer: dict[str, Any]) -> list[str]:
@@ -166,6 +167,31 @@ async def test_a_run_that_waited_for_another_of_its_job_names_it(
     answer = await why(operator, second)
     assert causes(answer) == ["overlap", "no_worker_asked", "running"]
     assert answer["intervals"][0]["detail"] == f"run {first} of its job was leased"
+
+
+async def test_a_made_up_run_tells_that_its_queue_s_rate_put_it_off(
+    worker: Caller, operator: Caller, owner: Owner, ledger_pool: Pool
+) -> None:
+    job_id, ten = new_id(), NINE + HOUR
+    async with owner_transaction(ledger_pool, owner.fences[partition_of_job(job_id, PARTITIONS)]) as tx:
+        nine, run_id = await make_job(tx, job_id, NINE), run_id_for(job_id, ten, tx.fence.partition)
+        back = tx.now
+        due_at = back + timedelta(milliseconds=400)
+        await spread_runs(tx, [(nine, due_at)], 1)
+        await advance_jobs(tx, [Advance(job_id, 1, NINE, ten, run_id, ten, spread_at=due_at, rate_version=1)])
+    waiting = await why(operator, run_id)
+    assert waiting["state"] == "pending"
+    assert "catching_up" in causes(waiting)
+    leased: list[str] = []
+    while len(leased) < 2:
+        leased += [run["runId"] for run in await worker.lease(waitSeconds=5)]
+    for each in leased:
+        answer = await why(operator, each)
+        assert answer["dueAt"] == z(due_at)
+        put_off = next(part for part in answer["intervals"] if part["cause"] == "catching_up")
+        assert (put_off["to"], put_off["late"]) == (z(due_at), False)
+        assert put_off["detail"] == "it was made up for, spread at its queue's rate"
+        assert "after its nominal time, to catch up at its queue's rate" in answer["summary"]
 
 
 async def test_what_the_history_has_not_heard_of_yet_is_said_to_be_missing(

@@ -9,7 +9,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import GONE_EVENTS, LEASED_EVENTS, WAITING_EVENTS
+from schemas.events import GONE_EVENTS, LEASED_EVENTS, SPREAD, WAITING_EVENTS
 from schemas.waits import PRIORITY, Cause, Hindrance, LifeEvent, Timeline, timeline
 
 DUE = datetime(2026, 3, 1, 9, tzinfo=UTC)
@@ -143,6 +143,33 @@ def test_an_instant_that_seems_to_go_back_does_not_move_the_lateness() -> None:
     assert found.lateness_us == 2_000_000
 
 
+MADE_UP = LifeEvent("run_scheduled", at(7200), at(7380), reason=SPREAD, scheduled_for=DUE)
+
+
+def test_a_made_up_run_waits_for_its_instant_before_it_is_late() -> None:
+    gone = Hindrance("owner_taking_over", at(30), at(7190), "")
+    found = life([MADE_UP, leased(7382, due=at(7380))], gone, now=7383)
+    assert causes(found) == [
+        *[("not_decided", 30), ("owner_taking_over", 7160), ("not_decided", 10), ("catching_up", 180)],
+        *[("no_worker_asked", 2), ("running", 1)],
+    ]
+    assert [found.is_late(each) for each in found.intervals] == [False] * 4 + [True, False]
+    assert (found.due_at, found.lateness_us, found.made_up_us) == (at(7380), 2_000_000, 7_380_000_000)
+
+
+def test_a_made_up_run_that_is_not_due_yet_is_not_late() -> None:
+    found = life([MADE_UP], now=7300)
+    assert causes(found) == [("not_decided", 7200), ("catching_up", 100)]
+    assert (found.lateness_us, found.due_at) == (0, at(7380))
+    assert not any(map(found.is_late, found.intervals))
+
+
+def test_a_run_that_waited_already_when_it_was_put_off_is_told_from_its_first_due_time() -> None:
+    found = life([SCHEDULED, MADE_UP, leased(7380, due=at(7380))], now=7381)
+    assert causes(found) == [("no_worker_asked", 7200), ("catching_up", 180), ("running", 1)]
+    assert (found.lateness_us, found.made_up_us) == (0, 7_380_000_000)
+
+
 INSTANTS = st.integers(-3_000_000, 30_000_000).map(lambda micros: DUE + timedelta(microseconds=micros))
 EVENTS = st.builds(
     LifeEvent,
@@ -151,25 +178,32 @@ EVENTS = st.builds(
     st.none() | INSTANTS,
     st.integers(1, 5),
     st.sampled_from(["w1", "w2"]),
+    st.sampled_from([None, SPREAD]),
+    st.none() | INSTANTS,
 )
 HINDRANCES = st.builds(Hindrance, st.sampled_from(PRIORITY), INSTANTS, st.none() | INSTANTS, st.just("because"))
 HISTORIES = st.lists(EVENTS, max_size=8).map(lambda rest: [SCHEDULED, *rest])
+MADE_UP_HISTORIES = st.lists(EVENTS, max_size=8).map(lambda rest: [MADE_UP._replace(at=at(3), due_at=at(9)), *rest])
 
 
-@given(HISTORIES, st.lists(HINDRANCES, max_size=6), INSTANTS)
+@given(HISTORIES | MADE_UP_HISTORIES, st.lists(HINDRANCES, max_size=6), INSTANTS)
 def test_the_intervals_of_any_history_partition_its_line(
     events: list[LifeEvent], hindrances: list[Hindrance], now: datetime
 ) -> None:
     found = timeline(events, hindrances, now)
     for each, following in pairwise(found.intervals):
         assert each.end == following.start
-        assert each[2:] != following[2:] or each.end == found.first_leased_at
+        assert each[2:] != following[2:] or each.end in (found.first_leased_at, found.due_at)
     assert all(each.start < each.end for each in found.intervals)
     if found.intervals and found.lateness_us:
-        assert found.intervals[0].start == found.due_at
+        spread = any(event.is_spread for event in events)
+        assert found.due_at is not None
+        assert found.intervals[0].start == found.due_at or (spread and found.intervals[0].start < found.due_at)
+    late = sum(each.micros for each in found.intervals if found.is_late(each))
+    assert late == found.lateness_us
 
 
-@given(HISTORIES, st.lists(HINDRANCES, max_size=6), INSTANTS)
+@given(HISTORIES.filter(lambda events: not any(event.is_spread for event in events)), st.lists(HINDRANCES), INSTANTS)
 def test_the_waits_before_the_first_lease_sum_up_to_the_lateness_of_any_history(
     events: list[LifeEvent], hindrances: list[Hindrance], now: datetime
 ) -> None:
