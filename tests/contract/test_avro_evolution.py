@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import io
 import struct
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
@@ -84,6 +85,17 @@ def with_defaults(value: Any) -> Any:
     return value
 
 
+def with_micros(value: Any) -> Any:
+    """A record with its times as microseconds since 1970."""
+    if isinstance(value, dict):
+        return {key: with_micros(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [with_micros(inner) for inner in value]
+    if isinstance(value, datetime):
+        return (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    return value
+
+
 every_record = pytest.mark.parametrize("name", BUILT_IN_IDS)
 
 
@@ -120,6 +132,18 @@ def test_both_versions_are_read_side_by_side(name: str, data: st.DataObject) -> 
     for _ in range(2):
         assert codec.decode(registry.written(OLD_ID, old)) == (name, old)
         assert codec.decode(registry.written(NEW_ID, new)) == (name, old)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_times_as_numbers_are_read_from_either_version(data: st.DataObject) -> None:
+    registry = TwoVersions("RunEvents")
+    codec = Codec(registry)
+    old = data.draw(records(registry.schemas[OLD_ID]))
+    for _ in range(2):
+        for wire in (registry.written(OLD_ID, old), registry.written(NEW_ID, with_defaults(old))):
+            assert codec.decode(wire, micros=True) == ("RunEvents", with_micros(old))
+            assert codec.decode(wire) == ("RunEvents", old)
 
 
 @every_record

@@ -50,7 +50,17 @@ def run_event(run_id: UUID | None, version: int, kind: str, **fields: Any) -> Re
 
 def run_row(run_id: UUID | None, version: int, kind: str, *, offset: int = 0, **fields: Any) -> EventRow:
     """The same as a row of the history store, read from partition 0."""
-    return event_row(run_event(run_id, version, kind, **fields), 0, offset)
+    return stored(run_event(run_id, version, kind, **fields), offset)
+
+
+def stored(event: Record, offset: int) -> EventRow:
+    """An event as a row of the history store, read from partition 0."""
+    in_micros = {key: _micros(value) if isinstance(value, datetime) else value for key, value in event.items()}
+    return event_row(in_micros, 0, offset)
+
+
+def _micros(at: datetime) -> int:
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 def life_of(run_id: UUID, **fields: Any) -> list[Record]:

@@ -11,10 +11,9 @@ from uuid import UUID
 import pytest
 
 from schemas.errors import CommandRejected, HistoryBusy, QueryRejected
-from streams.history_projector import event_row
 from streams.history_queries import HistoryQueries, json_ready
 from streams.history_store import RUN_COLUMNS, RUN_EVENT_COLUMNS, HistoryStore
-from tests.streams.event_samples import START, life_of, run_row
+from tests.streams.event_samples import START, life_of, run_row, stored
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +22,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HistoryStore]:
     store = HistoryStore(tmp_path_factory.mktemp("history") / "history.duckdb", memory_limit="128MB")
     events = [event for n in (1, 2, 3) for event in life_of(UUID(int=n))]
     events += life_of(UUID(int=4), tenant="umbra", queue="secret")
-    store.append([event_row(event, 0, offset) for offset, event in enumerate(events)], {0: 12})
+    store.append([stored(event, offset) for offset, event in enumerate(events)], {0: 12})
     yield store
     store.close()
 

@@ -17,9 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streams.history_projector import event_row
 from streams.history_store import HistoryStore, RunState
-from tests.streams.event_samples import JOB_ID, START, life_of, run_row
+from tests.streams.event_samples import JOB_ID, START, life_of, run_row, stored
 
 RUN = UUID(int=1)
 
@@ -53,7 +52,7 @@ def state_of(store: HistoryStore, run_id: UUID = RUN) -> RunState:
 
 
 def test_a_whole_life_becomes_one_completed_run(store: HistoryStore) -> None:
-    rows = [event_row(event, 0, offset) for offset, event in enumerate(life_of(RUN))]
+    rows = [stored(event, offset) for offset, event in enumerate(life_of(RUN))]
     assert store.append(rows, {0: 3}) == 3
     state = state_of(store)
     assert (str(state.run_id), str(state.job_id)) == (str(RUN), str(JOB_ID))
@@ -160,7 +159,6 @@ KILLED = """
 import itertools, sys
 from pathlib import Path
 from uuid import UUID
-from streams.history_projector import event_row
 from streams.history_store import HistoryStore
 from tests.streams.event_samples import run_row
 
