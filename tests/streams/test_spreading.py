@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -12,7 +14,14 @@ from uuid import UUID
 import pytest
 import pytest_asyncio
 
-from ledger.connection import Pool
+from ledger.connection import Pool, session
+from ledger.fence import owner_transaction, take_over
+from ledger.queue_settings import QueueName, set_rate
+from streams.command_batch import apply_commands
+from streams.partition_memory import PartitionMemory
+from streams.rebuild import rebuild
+from streams.spreading import find_missed, spread_missed
+from streams.timing_state import to_us
 from tests.streams.commands import create, job_on, update
 from tests.streams.ledger_dump import fetch
 from tests.streams.simulated_owner import PARTITION, Simulation, simulating
@@ -271,3 +280,79 @@ async def test_after_a_second_downtime_the_new_backlog_comes_behind_the_old(simu
     missed = [each for each in await due(simulation, job_id) if each[0] < simulation.now]
     assert [at for _, at in missed] == apart(15, 300)
     assert all(earlier[0] < later[0] for earlier, later in pairwise(missed))
+
+
+async def test_partitions_share_their_queues_rate(ledger_pool: Pool, tmp_path: Path) -> None:
+    """Real transactions, side by side: wherever the backlog is, it gets the whole rate, and all together no more."""
+    partitions, queue = [2, 5, 9], QueueName("acme", "mail")
+    created_at = datetime.now(UTC) - timedelta(minutes=40)
+    async with ledger_pool.connection() as conn:
+        await set_rate(conn, *queue, 200, "operator")
+    turns = await asyncio.gather(
+        *(_catch_up_alone(ledger_pool, tmp_path / str(each), each, created_at) for each in partitions)
+    )
+    rows = await fetch(ledger_pool, "SELECT due_at FROM runs WHERE rate_version = 1 ORDER BY due_at")
+    assert len(rows) == sum(turns) > 3 * 2 * 35
+    assert all(later - earlier >= timedelta(milliseconds=5) for earlier, later in pairwise(rows))
+    for partition in partitions:
+        query = "SELECT scheduled_for FROM runs WHERE partition = %s AND rate_version = 1 ORDER BY due_at"
+        nominal = await fetch(ledger_pool, query, partition)
+        assert nominal == sorted(nominal)
+
+
+async def _catch_up_alone(pool: Pool, folder: Path, partition: int, created_at: datetime) -> int:
+    """Two jobs of the partition are caught up with; returns how many runs were made up for."""
+    fence = (await take_over(pool, partition, "owner")).fence
+    jobs = [job_on(partition) for _ in range(2)]
+    async with owner_transaction(pool, fence) as tx:
+        await apply_commands(
+            tx, [create(each, {"cron": "* * * * *"}, issued_at=created_at, catch_up="all") for each in jobs]
+        )
+    memory = PartitionMemory(folder)
+    try:
+        await rebuild(memory, pool, partition)
+        async with session(pool) as conn:
+            now_us = to_us(datetime.now(UTC))
+            found = await find_missed(conn, memory.state, [each.bytes for each in jobs], partition, now_us)
+        left = sorted(missed for _, missed in found)
+        made_up = 0
+        while left:
+            async with owner_transaction(pool, fence) as tx:
+                spread = await spread_missed(tx, memory.state, found[0][0], left)
+            memory.fold(spread.decided.events)
+            made_up += len(spread.decided.events)
+            left = spread.left
+    finally:
+        memory.close()
+    return made_up - len(jobs)  # without the one of each that is still to come
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_whatever_happens_each_occurrence_is_decided_once_and_no_second_has_more_than_the_rate(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    chance = random.Random(seed)
+    monkeypatch.setattr("streams.spreading.SPREAD_BATCH", chance.randint(3, 40))
+    monkeypatch.setattr("streams.spreading.LINKS_A_JOB", chance.randint(1, 20))
+    rates = [chance.choice([0.2, 1, 3.7, 20])]
+    await simulation.set_rate(rates[0])
+    crons = ["* * * * *", "*/2 * * * *", "*/5 * * * *"]
+    jobs = {await job(simulation, cron := chance.choice(crons)): cron for _ in range(6)}
+    for _ in range(6):
+        down_s = chance.choice([1, 90, 600])
+        await restart(simulation, simulation.now + timedelta(seconds=down_s))
+        if chance.random() < 0.6:
+            rates.append(chance.choice([rate for rate in (0.2, 1, 3.7, 20) if rate != rates[-1]]))
+            await simulation.set_rate(rates[-1])
+        await simulation.run_until(simulation.now + timedelta(seconds=chance.choice([1, 45])))
+    for job_id, cron in jobs.items():
+        every = timedelta(minutes=5 if "5" in cron else 2 if "2" in cron else 1)
+        expected = [at for at in minutes(200) if at.minute % (every // MINUTE) == 0 and at <= simulation.now]
+        assert await simulation.due(job_id) == expected
+    for version, rate in enumerate(rates, 1):
+        query = "SELECT due_at, scheduled_for FROM runs WHERE rate_version = %s ORDER BY due_at"
+        spread = await fetch(simulation.pool, query, version)
+        gaps = [later[0] - earlier[0] for earlier, later in pairwise(spread)]
+        assert all(gap >= timedelta(seconds=1 / rate, microseconds=-1) for gap in gaps)
+    on_time = "SELECT count(*) FROM runs WHERE rate_version IS NULL AND due_at <> scheduled_for"
+    assert await fetch(simulation.pool, on_time) == [0]
