@@ -17,17 +17,18 @@ import msgspec
 from api.auth import require_queue
 from api.ended_attempts import ASK_AGAIN_S, HISTORY_CATCHES_UP_S
 from api.endpoints import Call
-from api.history_client import HistoryClient, KnownEvent, KnownOccurrence
+from api.history_client import HistoryClient, KnownEvent, KnownLease, KnownOccurrence
 from api.jobs import Jobs
 from api.occurrence_decisions import decision_of
 from api.problems import not_found
+from api.turns import between_leases, goes_in_turn, while_leased
 from ledger.completions import what_ended
 from ledger.connection import Connection, Pool, session
 from ledger.explanations import read_ownership
 from ledger.jobs import Job, read_jobs
 from ledger.partitions import Tenure, list_takeovers
 from ledger.pauses import Pause, list_pauses
-from ledger.runs import RunState, read_run
+from ledger.runs import RunState, read_run, read_runs
 from ledger.tokens import Identity
 from schemas import http_explanations as http
 from schemas.events import GONE_EVENTS
@@ -93,7 +94,11 @@ class Why:
             sentence = "its partition has no owner"
             hindrances.append(Hindrance("owner_taking_over", ownership.owner_since, None, sentence))
         if events and _is_gated(row, job):
-            hindrances += await self._overlaps(run_id, found.job_id, since, ownership.now)
+            leases = await self._history.job_leases(found.job_id, since, ownership.now)
+            others = [lease for lease in leases if lease.run_id != run_id]
+            hindrances += while_leased(others)
+            if goes_in_turn(row, events):
+                hindrances += between_leases(others, await self._waiting(others))
         return _answer(run_id, row, events, timeline(life, hindrances, ownership.now), incomplete, ownership.now)
 
     async def _life(self, run_id: UUID) -> tuple[RunState | None, list[KnownEvent], bool]:
@@ -111,13 +116,11 @@ class Why:
                 return row, events, not complete
             await asyncio.sleep(ASK_AGAIN_S)
 
-    async def _overlaps(self, run_id: UUID, job_id: UUID, since: datetime, until: datetime) -> list[Hindrance]:
-        leases = await self._history.job_leases(job_id, since, until)
-        return [
-            Hindrance("overlap", lease.since, lease.until, f"run {lease.run_id} of its job was leased")
-            for lease in leases
-            if lease.run_id != run_id
-        ]
+    async def _waiting(self, leases: Sequence[KnownLease]) -> set[UUID]:
+        """Those of the runs that wait to be leased again."""
+        async with session(self._pool) as conn:
+            live = await read_runs(conn, [lease.run_id for lease in leases])
+        return {run.run_id for run in live if run.state == "pending"}
 
 
 def _since_when(life: Sequence[LifeEvent], now: datetime) -> datetime:

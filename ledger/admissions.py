@@ -18,8 +18,8 @@ from ledger.outbox import emit
 class Admission(NamedTuple):
     """What became of the runs that were asked for, all of them; see the events for why.
 
-    ready: may be hinted, at most one of a job. waiting: stay pending until the active run of their job has ended.
-    over: skipped or replaced just now, or not pending and due any more.
+    ready: may be hinted, at most one of a job, maybe one that was not asked for and goes before those that were.
+    waiting: stay pending until it is their turn. over: skipped or replaced just now, or not pending and due any more.
     """
 
     ready: list[UUID]
@@ -27,12 +27,14 @@ class Admission(NamedTuple):
     over: list[UUID]
 
 
-# All runs of the jobs of those asked for. After it, the later statements of the transaction see what every lease and
-# every end of one has made of these runs, and nothing changes them until the transaction ends.
+# All runs of the jobs of those asked for, but for a backfill's long line: who waits in turn hinders nobody. After it,
+# the later statements of the transaction see what every lease and every end of one has made of these runs, and nothing
+# changes them until the transaction ends.
 LOCK_SIBLINGS = """
 SELECT r.run_id FROM runs r
 WHERE r.partition = %(partition)s AND r.job_id = ANY (ARRAY(
     SELECT a.job_id FROM runs a WHERE a.run_id = ANY (%(run_ids)b::uuid[]) AND a.overlap <> 0))
+  AND NOT (r.overlap = 3 AND r.lease_token = 0 AND r.state = 'pending')
 ORDER BY r.run_id FOR UPDATE
 """
 
@@ -42,11 +44,11 @@ _ASKED = """
       AND r.due_at <= coalesce(%(now)s::timestamptz, now())
 """
 # Whether sibling s of the fresh run r came before it and is not over: it is leased, or was and waits for a retry, or it
-# waits for its first lease and was due before.
+# waits for its first lease and was due before. One that is still to go in turn never counts.
 _IS_BEFORE = """
     s.partition = r.partition AND s.job_id = r.job_id AND s.run_id <> r.run_id
       AND (s.state = 'leased' OR s.lease_token > 0
-           OR (s.state = 'pending' AND s.due_at <= coalesce(%(now)s::timestamptz, now())
+           OR (s.state = 'pending' AND s.overlap <> 3 AND s.due_at <= coalesce(%(now)s::timestamptz, now())
                AND (s.due_at, s.scheduled_for, s.run_id) < (r.due_at, r.scheduled_for, r.run_id)))
 """
 
@@ -78,11 +80,24 @@ WITH asked AS ({_ASKED}), doomed AS (
 SELECT run_id FROM gone
 """
 
+# Of a job's due runs the first one is ready while none is leased: those that go in turn come last, and start only when
+# nothing that has started waits for its next attempt.
 READY_OR_WAITING = f"""
-SELECT r.run_id, row_number() OVER (PARTITION BY r.job_id ORDER BY r.due_at, r.scheduled_for, r.run_id) = 1
-       AND NOT EXISTS (
-           SELECT FROM runs s WHERE s.partition = r.partition AND s.job_id = r.job_id AND s.state = 'leased')
-FROM ({_ASKED}) AS r
+WITH asked AS ({_ASKED}), siblings AS (
+    SELECT r.run_id, r.job_id, r.state, r.lease_token, r.due_at, r.scheduled_for,
+           r.overlap = 3 AND r.lease_token = 0 AS in_turn,
+           r.overlap <> 0 AND r.state = 'pending' AND r.due_at <= coalesce(%(now)s::timestamptz, now()) AS waits
+    FROM runs r
+    WHERE r.partition = %(partition)s AND r.job_id = ANY (ARRAY(SELECT job_id FROM asked))
+), line AS (
+    SELECT run_id, waits, in_turn, bool_or(state = 'leased') OVER (PARTITION BY job_id) AS busy,
+           bool_or(state = 'pending' AND lease_token > 0) OVER (PARTITION BY job_id) AS started,
+           row_number() OVER (PARTITION BY job_id, waits ORDER BY in_turn, due_at, scheduled_for, run_id) AS place
+    FROM siblings
+)
+SELECT run_id, ready FROM (
+    SELECT run_id, place = 1 AND NOT busy AND NOT (in_turn AND started) AS ready FROM line WHERE waits) AS judged
+WHERE ready OR run_id = ANY (%(run_ids)b::uuid[])
 """
 
 
@@ -90,7 +105,8 @@ async def admit_runs(tx: OwnerTransaction, run_ids: Sequence[UUID], *, now: date
     """Apply the overlap rule of their jobs to due runs that are gated, before any of them is hinted.
 
     skip: a run is skipped while another of its job is active: leased, waiting for a retry, or waiting since before.
-    replace: those others are cancelled, a leased one through its worker's next heartbeat.
+    replace: those others are cancelled, a leased one through its worker's next heartbeat. A run that goes in turn is
+    neither skipped, nor does it replace any, nor is it active before it has started.
     """
     asked = {"run_ids": sorted(run_ids), "partition": tx.fence.partition, "now": now}
     await tx.conn.execute(LOCK_SIBLINGS, asked)

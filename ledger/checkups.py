@@ -7,7 +7,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from ledger.connection import Connection
-from ledger.slots import SLOT_IS_FREE
+from ledger.slots import MAY_TAKE_SLOT
 
 
 class PartitionsCheckup(NamedTuple):
@@ -67,7 +67,7 @@ WITH clock AS (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 overdue AS (
     SELECT r.run_id, r.queue, r.due_at FROM runs r, clock
     WHERE r.tenant = %(tenant)s AND r.state = 'pending' AND r.due_at < clock.now
-      AND (r.overlap = 0 OR ({SLOT_IS_FREE}))
+      AND (r.overlap = 0 OR ({MAY_TAKE_SLOT}))
       AND NOT EXISTS (SELECT FROM pauses p WHERE p.tenant = r.tenant AND (p.queue IS NULL OR p.queue = r.queue)
                       AND p.resumed_at IS NULL)
 ), oldest AS (

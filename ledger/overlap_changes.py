@@ -32,15 +32,22 @@ async def lock_runs(
     await tx.conn.execute(LOCK_RUNS, asked)
 
 
+# A run that goes in turn goes on to do so. What had come when the job still allowed overlap is kept, so it does so too.
+_FOLLOWED = """
+    CASE WHEN j.overlap = 0 THEN 0 WHEN r.overlap = 3 THEN 3
+         WHEN r.overlap = 0 AND r.state <> 'leased' AND r.lease_token = 0
+          AND r.due_at <= coalesce(%(now)s::timestamptz, now()) THEN 3
+         ELSE j.overlap END
+"""
 _WHEN = {"attempts": "attempt", "scheduled_for": "scheduled_for", "due_at": "due_at", "reasons": "'edited'::text"}
 
 # Nothing is told of a leased run: where it is and until when has not changed. It keeps the slot if it has it.
 FOLLOW_OVERLAP = f"""
 WITH changed AS (
-    UPDATE runs r SET overlap = j.overlap, version = r.version + (r.state <> 'leased')::int
+    UPDATE runs r SET overlap = {_FOLLOWED}, version = r.version + (r.state <> 'leased')::int
     FROM jobs j, runs before
     WHERE j.job_id = ANY (%(job_ids)b::uuid[]) AND r.partition = j.partition AND r.job_id = j.job_id
-      AND r.overlap <> j.overlap AND before.run_id = r.run_id
+      AND r.overlap <> {_FOLLOWED} AND before.run_id = r.run_id
     RETURNING r.*, before.overlap AS overlap_before
 ), slotless AS (
     INSERT INTO slotless_runs (job_id, run_id)

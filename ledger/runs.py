@@ -11,11 +11,11 @@ from uuid import UUID
 from ledger.connection import Connection
 from ledger.fence import OwnerTransaction
 from ledger.outbox import emit
-from ledger.slots import SLOT_IS_FREE
+from ledger.slots import MAY_TAKE_SLOT
 
 
 class PendingRun(NamedTuple):
-    """What an owner must remember of a run that waits. overlap: 0 allow, 1 skip, 2 replace; not 0: gated."""
+    """What an owner must remember of a run that waits. overlap: 0 allow, 1 skip, 2 replace, 3 in turn; not 0: gated."""
 
     run_id: UUID
     job_id: UUID
@@ -59,21 +59,28 @@ def make_run(
 
 
 class ManualRun(NamedTuple):
-    """A run beside the schedule. payload: instead of the job's own, or None. due_at: None for at once."""
+    """A run beside the schedule. payload: instead of the job's own, or None. due_at: None for at once.
+
+    in_turn: unless its job allows overlap, it waits for others of the job, is never skipped and replaces none.
+    """
 
     job_id: UUID
     run_id: UUID
     scheduled_for: datetime
     payload: str | None
     due_at: datetime | None = None
+    in_turn: bool = False
 
 
 TRIGGER_JOBS = f"""
 WITH asked AS (
-    SELECT j.*, m.run_id, m.scheduled_for, coalesce(m.payload, j.payload) AS own_payload,
-           coalesce(m.due_at, least(m.scheduled_for, coalesce(%(now)s::timestamptz, now()))) AS due_at
+    SELECT j.job_id, j.partition, j.tenant, j.queue, j.lane, j.max_attempts, j.timeout_s, j.start_deadline_s, j.version,
+           j.edited_at, m.run_id, m.scheduled_for, coalesce(m.payload, j.payload) AS own_payload,
+           coalesce(m.due_at, least(m.scheduled_for, coalesce(%(now)s::timestamptz, now()))) AS due_at,
+           CASE WHEN m.in_turn AND j.overlap <> 0 THEN 3 ELSE j.overlap END AS overlap
     FROM unnest(%(job_id)b::uuid[], %(run_id)b::uuid[], %(scheduled_for)b::timestamptz[], %(payload)b::text[],
-                %(due_at)b::timestamptz[]) AS m (job_id, run_id, scheduled_for, payload, due_at),
+                %(due_at)b::timestamptz[], %(in_turn)b::bool[])
+             AS m (job_id, run_id, scheduled_for, payload, due_at, in_turn),
          jobs j
     WHERE j.job_id = m.job_id
 ), made AS (
@@ -154,7 +161,7 @@ FROM unnest(%(tenants)b::text[], %(queues)b::text[]) AS asked (tenant, queue),
          WHERE r.tenant = asked.tenant AND r.queue = asked.queue AND r.lane = lanes.lane
            AND r.due_at <= coalesce(%(now)s::timestamptz, now()) AND r.state = 'pending'
            AND (r.start_by IS NULL OR r.start_by >= coalesce(%(now)s::timestamptz, now()))
-           AND (r.overlap = 0 OR ({SLOT_IS_FREE}))
+           AND (r.overlap = 0 OR ({MAY_TAKE_SLOT}))
          ORDER BY r.due_at LIMIT %(limit)s
      ) AS due,
      partitions p
@@ -169,7 +176,8 @@ async def find_due(
 ) -> list[DueRun]:
     """Up to `limit` due runs of each lane of each (tenant, queue), oldest first: what hints may have missed.
 
-    Only such as could be leased: none of a paused queue, none too late to start, none whose job's slot is taken.
+    Only such as could be leased: none of a paused queue, none too late to start, none whose job's slot is taken or
+    whose turn it is not.
     """
     cursor = await conn.execute(
         FIND_DUE,

@@ -88,7 +88,8 @@ CREATE TABLE runs (
     lease_expires_at timestamptz,
     worker_id        text,
     payload          text,
-    overlap          smallint NOT NULL DEFAULT 0, -- 0 allow, 1 skip, 2 replace; not 0: gated, leased only with a slot
+    -- 0 allow, 1 skip, 2 replace, 3 in turn: it waits for its job's other runs. Not 0: gated, leased only with a slot
+    overlap          smallint NOT NULL DEFAULT 0,
     timeout_s        float8,
     start_by         timestamptz,                  -- the last instant at which it may start; NULL: any, or it has started
     attempt_ends_at  timestamptz,                  -- no heartbeat extends the lease beyond it

@@ -1,13 +1,16 @@
 """Admitting gated runs: the overlap rule of their jobs, applied when they are due and before anybody hears of them.
 
-A run that must wait for another one of its job is blocked until that one's end is folded in, and looked at again every
-second besides, in case its event was lost. Whatever happens here, the ledger leases no two gated runs of a job.
+A run that must wait for others of its job is blocked. When the end of one is folded in, and every second besides in
+case its event was lost, one of the blocked is asked for; the ledger answers with the run whose turn it is, be it that
+one or another, so that a long line is not asked for again and again. Whatever happens here, the ledger leases no two
+gated runs of a job.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from itertools import islice
 from uuid import UUID
 
 from ledger.admissions import Admission, admit_runs
@@ -24,12 +27,13 @@ class AdmissionQueue:
 
     def __init__(self) -> None:
         self._asked: dict[bytes, None] = {}
-        self._blocked: dict[bytes, set[bytes]] = {}
+        self._blocked: dict[bytes, dict[bytes, None]] = {}  # by job, each first come first
+        self._job_of: dict[bytes, bytes] = {}  # of each blocked run
         self._arrived = asyncio.Event()
 
     def blocked(self) -> int:
         """How many runs wait for another one of their job."""
-        return sum(map(len, self._blocked.values()))
+        return len(self._job_of)
 
     def add(self, run_ids: Iterable[bytes]) -> None:
         for run_id in run_ids:
@@ -47,21 +51,38 @@ class AdmissionQueue:
         return taken
 
     def block(self, run_id: bytes, job_id: bytes) -> None:
-        """Let the run wait for the active one of its job."""
-        self._blocked.setdefault(job_id, set()).add(run_id)
+        """Let the run wait for others of its job."""
+        self._blocked.setdefault(job_id, {})[run_id] = None
+        self._job_of[run_id] = job_id
+
+    def unblock(self, run_ids: Iterable[bytes]) -> set[bytes]:
+        """Those of the runs that were blocked are not any more; returns their jobs."""
+        jobs = set()
+        for run_id in run_ids:
+            if (job_id := self._job_of.pop(run_id, None)) is not None:
+                jobs.add(job_id)
+                del self._blocked[job_id][run_id]
+                if not self._blocked[job_id]:
+                    del self._blocked[job_id]
+        return jobs
 
     def folded(self, events: Iterable[Event]) -> None:
-        """Look again at those whose job's active run may have ended with these events."""
+        """Look again at the jobs whose active run may have ended with these events."""
         if not self._blocked:
             return
         for event in events:
             if event["type"] in _FREES and event["jobId"]:
-                self.add(self._blocked.pop(UUID(event["jobId"]).bytes, ()))
+                self.unblock([UUID(event["runId"]).bytes])
+                self.look_at([UUID(event["jobId"]).bytes])
+
+    def look_at(self, job_ids: Iterable[bytes]) -> None:
+        """Ask for a blocked run of each of these jobs that has one."""
+        for job_id in job_ids:
+            self.add(islice(self._blocked.get(job_id, ()), 1))
 
     def look_again(self) -> None:
         """Look at all of them again."""
-        while self._blocked:
-            self.add(self._blocked.popitem()[1])
+        self.look_at(self._blocked)
 
 
 async def admit(tx: OwnerTransaction, run_ids: list[bytes]) -> tuple[Admission, list[LiveRun]]:

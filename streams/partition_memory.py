@@ -131,10 +131,11 @@ class PartitionMemory:
         return fired
 
     def admitted(self, run_ids: Iterable[bytes], now_us: int) -> Fired:
-        """Gated runs that may be hinted now."""
+        """Gated runs that may be hinted now; one that was hinted just now, and is under watch, is not again."""
         fired = Fired()
         for run_id in run_ids:
-            self._collect(fired, run_id, now_us, admitted=True)
+            if run_id not in self._watched:
+                self._collect(fired, run_id, now_us, admitted=True)
         return fired
 
     def decided(self, job_ids: Iterable[bytes]) -> list[bytes]:

@@ -387,11 +387,13 @@ class PartitionOwner:
         except TryAgain:
             self._admissions.add(run_ids)
             raise
-        take_in(self._memory, [run_id.bytes for run_id in admission.over], live)
+        over, ready = ([run_id.bytes for run_id in each] for each in (admission.over, admission.ready))
+        take_in(self._memory, over, live)
         for run_id in admission.waiting:
             if found := self._memory.state.waiting(run_id.bytes):
                 self._admissions.block(run_id.bytes, found[1].job_id)
-        ready = [run_id.bytes for run_id in admission.ready]
+        self._admissions.unblock(ready)
+        self._admissions.look_at(self._admissions.unblock(over))
         self._announce(self._memory.admitted(ready, self._around.clock.now_us()))
 
     def _note_undecidable(self, job_ids: list[bytes], decided: Decided) -> None:

@@ -21,6 +21,7 @@ from schemas.ids import run_id_for
 from schemas.schedule import fires_between, parse_schedule
 from streams.effects import Effects, Jobs, known, run_scheduled
 
+_TICK = timedelta(microseconds=1)
 _AHEAD = timedelta(seconds=5)  # how far a producer's clock may be ahead of the ledger's
 
 
@@ -60,7 +61,10 @@ async def backfill(tx: OwnerTransaction, commands: Sequence[BackfillJob], jobs: 
 
 
 def _backfilled_runs(tx: OwnerTransaction, command: BackfillJob, job: Job) -> list[ManualRun]:
-    """Its own runs, whether or not the occurrences had others; due at once. The cursor knows nothing of them."""
+    """Its own runs, whether or not the occurrences had others. The cursor knows nothing of them.
+
+    All are due at once, in the order of their occurrences; where the job does not allow overlap they go in turn.
+    """
     if command.through <= command.after:
         raise CommandRejected("to must be later than from", field="to")
     if command.through > tx.now + _AHEAD:
@@ -71,9 +75,10 @@ def _backfilled_runs(tx: OwnerTransaction, command: BackfillJob, job: Job) -> li
     if len(fires) > BACKFILL_MAX_RUNS:
         raise CommandRejected(f"from there to here are more than {BACKFILL_MAX_RUNS} occurrences", field="to")
     nonce, partition = command.command_id.bytes, tx.fence.partition
+    run_ids = [run_id_for(job.job_id, fire, partition, nonce=nonce) for fire in fires]
     return [
-        ManualRun(job.job_id, run_id_for(job.job_id, fire, partition, nonce=nonce), fire, command.payload, tx.now)
-        for fire in fires
+        ManualRun(job.job_id, run_id, fire, command.payload, tx.now - after * _TICK, in_turn=True)
+        for run_id, fire, after in zip(run_ids, fires, reversed(range(len(fires))), strict=True)
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -192,6 +193,46 @@ async def test_a_made_up_run_tells_that_its_queue_s_rate_put_it_off(
         assert (put_off["to"], put_off["late"]) == (z(due_at), False)
         assert put_off["detail"] == "it was made up for, spread at its queue's rate"
         assert "after its nominal time, to catch up at its queue's rate" in answer["summary"]
+
+
+async def known_why(operator: Caller, run_id: UUID, last: str) -> dict[str, Any]:
+    """Once the history has heard all of it, and the last cause is this one."""
+    async with asyncio.timeout(60):
+        while True:
+            answer = (await operator.get(f"/v1/runs/{run_id}/why")).json()
+            if not answer["incomplete"] and causes(answer)[-1:] == [last]:
+                assert_sums_up(answer)
+                return answer  # type: ignore[no-any-return]
+
+
+async def test_a_backfilled_run_names_the_one_before_it_while_that_waits_for_its_retry_too(
+    worker: Caller, operator: Caller, owner: Owner, ledger_pool: Pool
+) -> None:
+    job_id = new_id()
+    async with owner_transaction(ledger_pool, owner.fences[partition_of_job(job_id, PARTITIONS)]) as tx:
+        await make_job(tx, job_id, datetime.now(UTC) + HOUR, overlap="skip")
+        first, second = (run_id_for(job_id, at, tx.fence.partition, nonce=b"b") for at in (NINE, NINE + HOUR))
+        made = [ManualRun(job_id, first, NINE, None, tx.now, True), ManualRun(job_id, second, NINE, None, tx.now, True)]
+        await trigger_jobs(tx, made, reason="backfill")
+    run = await lease_one(worker)
+    assert run["runId"] == str(first)
+    failed = {"leaseToken": run["leaseToken"], "error": "boom", "retryAfterSeconds": 1}
+    assert (await worker.post(f"/v1/runs/{first}/fail", failed)).status_code == 200
+    waits = await known_why(operator, second, "overlap")
+    assert waits["intervals"][-1]["detail"] == f"run {first} of its job goes before it, and waited for its next attempt"
+    run = await lease_one(worker)
+    assert run["runId"] == str(first)
+    await complete(worker, run)
+    run = await lease_one(worker)
+    assert run["runId"] == str(second)
+    await complete(worker, run)
+    intervals = (await known_why(operator, second, "running"))["intervals"]
+    told = [each["detail"] for each in intervals if each["cause"] == "overlap"]
+    assert [detail.removeprefix(f"run {first} of its job ") for detail in told] == [
+        "was leased",
+        "goes before it, and waited for its next attempt",
+        "was leased",
+    ]
 
 
 async def test_what_the_history_has_not_heard_of_yet_is_said_to_be_missing(

@@ -17,6 +17,7 @@ from ledger.slots import forget_slotless
 from tests.ledger.owned_partition import NOW, OwnedPartition, ids, later, names
 
 ALLOW, SKIP, REPLACE = Policies(), Policies(overlap=1), Policies(overlap=2)
+IN_TURN = 3
 RACES = 100
 
 
@@ -42,10 +43,9 @@ async def test_nothing_starts_before_all_that_were_live_at_the_edit_have_ended(
     assert await owned.lease(three) == []
     await owned.complete(Completion(first.run_id, first.lease_token))
     assert await owned.lease(three) == []
-    [end] = await owned.expire(second.run_id, now=later(30))
-    assert end.outcome == "retried"
-    assert ids(await owned.lease(three, now=later(40))) == {three}
-    assert await owned.lease(two, now=later(40)) == []
+    [end] = await owned.fail(Failure(second.run_id, second.lease_token, "boom", permanent=True))
+    assert end.outcome == "dead"
+    assert ids(await owned.lease(three)) == {three}
     assert await owned.slots() == {job.job_id: three}
 
 
@@ -75,13 +75,13 @@ async def test_what_waits_is_gated_from_the_edit_on_and_its_owner_is_told(owned:
     [leased] = await owned.lease(retried)
     await owned.fail(Failure(retried, leased.lease_token, "boom", retry_after_s=0))
     waits = await edit(owned, job, SKIP)
-    assert {run.run_id: run.overlap for run in waits} == {retried: 1, manual: 1, job.run_id: 1}
+    assert {run.run_id: run.overlap for run in waits} == {retried: 1, manual: IN_TURN, job.run_id: 1}
     told = await owned.events_of(manual)
     assert [(each.event, each.fields["gated"], each.fields["reasons"]) for each in told] == [
         ("run_scheduled", False, "triggered"),
         ("run_scheduled", True, "edited"),
     ]
-    assert len(await owned.lease(retried, manual)) == 1
+    assert ids(await owned.lease(retried, manual)) == {retried}
 
 
 async def test_a_held_run_follows_too_and_stays_held(owned: OwnedPartition) -> None:
@@ -90,7 +90,7 @@ async def test_a_held_run_follows_too_and_stays_held(owned: OwnedPartition) -> N
     assert await edit(owned, job, SKIP) == []
     run = await owned.run(manual)
     assert run is not None
-    assert (run.state, run.overlap) == ("held", 1)
+    assert (run.state, run.overlap) == ("held", IN_TURN)
     assert names(await owned.events_of(manual)) == ["run_scheduled", "run_held", "run_held"]
 
 

@@ -107,9 +107,10 @@ class Life:
 
     async def trigger(self) -> None:
         job_id = self.some_job()
-        run_id = await self.owned.trigger(job_id, self.now)
+        in_turn = self.dice.random() < 0.5
+        run_id = await self.owned.trigger(job_id, self.now, in_turn=in_turn)
         if job_id in self.jobs:
-            self.runs[run_id] = ModelRun.of(job_id, self.jobs[job_id], self.now, deadline=False)
+            self.runs[run_id] = ModelRun.of(job_id, self.jobs[job_id], self.now, deadline=False, in_turn=in_turn)
         else:
             assert await self.owned.run(run_id) is None
 
@@ -314,7 +315,7 @@ class Life:
         job.edited = True
         job.become(job.state, "job_updated")
         self.replace_cursor(job_id, job, run_id, fire)
-        run_model.change_overlap(self.runs, job_id, job.overlap)
+        run_model.change_overlap(self.runs, job_id, job.overlap, self.now)
 
     def replace_cursor(self, job_id: UUID, job: ModelJob, run_id: UUID | None, fire: datetime | None) -> None:
         old = self.runs[job.cursor] if job.cursor else None

@@ -26,8 +26,10 @@ async def test_a_blocked_run_is_looked_at_when_a_lease_of_its_job_ends(kind: str
     queue.block(RUN, job_id(1).bytes)
     queue.block(OTHER, job_id(2).bytes)
     queue.folded([run_event(kind, uuid4(), 3, job=1)])
-    assert queue.blocked() == 1
     assert await queue.take() == [RUN]
+    assert queue.blocked() == 2  # until the ledger has been asked
+    assert queue.unblock([RUN]) == {job_id(1).bytes}
+    assert queue.blocked() == 1
 
 
 async def test_a_blocked_run_stays_so_while_nothing_of_its_job_ends() -> None:
@@ -42,5 +44,16 @@ async def test_all_are_looked_at_again_now_and_then() -> None:
     queue.block(RUN, job_id(1).bytes)
     queue.block(OTHER, job_id(2).bytes)
     queue.look_again()
-    assert queue.blocked() == 0
     assert set(await queue.take()) == {RUN, OTHER}
+
+
+async def test_of_a_long_line_only_one_is_asked_for_and_the_next_once_that_one_has_gone() -> None:
+    queue = AdmissionQueue()
+    line = [uuid4() for _ in range(1_000)]
+    for run_id in line:
+        queue.block(run_id.bytes, job_id(1).bytes)
+    queue.look_again()
+    assert await queue.take() == [line[0].bytes]
+    queue.folded([run_event("run_cancelled", line[0], 3, job=1)])
+    assert await queue.take() == [line[1].bytes]
+    assert queue.blocked() == 999

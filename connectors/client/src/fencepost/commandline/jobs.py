@@ -157,7 +157,9 @@ def backfill(
     idempotency_key: str | None,
     as_json: bool,
 ) -> None:
-    """Run the occurrences of a range again, beside the schedule: at most 1,000 at once.
+    """Run the occurrences of a range again, beside the schedule: at most 1,000.
+
+    They run one after the other, oldest first, unless the job allows overlap.
 
     \b
     Example
