@@ -25,6 +25,8 @@ COMMANDS = {
     "webhook": "fencepost.commandline.webhook_worker",
     "send": "fencepost.commandline.bulk_send",
     "next": "fencepost.commandline.next_fires",
+    "capacity": "fencepost.commandline.capacity",
+    "forecast": "fencepost.commandline.forecast",
     "why": "fencepost.commandline.why",
     "doctor": "fencepost.commandline.doctor",
     "plan": "fencepost.commandline.declared_jobs",
@@ -78,6 +80,8 @@ def main(ctx: click.Context, url: str | None, token: str | None) -> None:
       fencepost work --queue mail -- ./send-mail.sh
       fencepost webhook --queue mail https://hooks.example.com/mail
       fencepost dead replay --queue mail --reason timeout --per-second 5
+      fencepost forecast --horizon 7d --limit-per-second 5000
+      fencepost capacity --runs-per-day 20M --run-seconds 45
       fencepost why 019a3f6e-7c1b-8003-9d0a-3f1f1c6a2b11
       fencepost query "SELECT state, count(*) FROM runs GROUP BY state"
       fencepost send --bootstrap 127.0.0.1:9092 --tenant acme jobs.jsonl
@@ -88,5 +92,6 @@ def main(ctx: click.Context, url: str | None, token: str | None) -> None:
       1  the server refused, or has no such thing
       2  the command line or the input is wrong
       3  the server or the broker cannot be reached: try again
+      4  `forecast --fail`: a second is over the limit
     """
     ctx.obj = Connection(url, token)

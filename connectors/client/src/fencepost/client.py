@@ -8,13 +8,14 @@ from uuid import UUID
 
 from fencepost.declaration_client import DeclarationClient
 from fencepost.explanation_client import ExplanationClient
+from fencepost.forecast_client import ForecastClient
 from fencepost.job_spec import JobSpec, Schedule, instant_text, schedule_fields, spec_fields
 from fencepost.lease_client import LeaseClient
 from fencepost.models import BackfillAnswer, CommandAnswer, Job, Preview, QueryAnswer, Run
 from fencepost.operator_client import OperatorClient
 
 
-class FencepostClient(LeaseClient, OperatorClient, DeclarationClient, ExplanationClient):
+class FencepostClient(LeaseClient, OperatorClient, DeclarationClient, ExplanationClient, ForecastClient):
     """Use it as `async with FencepostClient(url, token) as fencepost: …`.
 
     Every call may raise the errors of `fencepost.errors`. Calls that got no answer, or 503, are repeated for

@@ -89,6 +89,7 @@ class SyncClient:
     resume_tenant = _blocking(FencepostClient.resume_tenant)
     whoami = _blocking(FencepostClient.whoami)
     declared_jobs = _blocking(FencepostClient.declared_jobs)
+    live_schedules = _blocking(FencepostClient.live_schedules)
     preview_schedule = _blocking(FencepostClient.preview_schedule)
     query = _blocking(FencepostClient.query)
     lease = _blocking(FencepostClient.lease)
