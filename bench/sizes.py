@@ -72,7 +72,12 @@ def event(offset: int, version: int, kind: str, happened_at: datetime, **fields:
         "version": version,
     }
     known |= {"tenant": "bench", "queue": "bench", "lane": "normal", "partition": 0, "topic_offset": offset, **fields}
-    return tuple(known.get(name) for name in RUN_EVENT_COLUMNS)
+    values = (known.get(name) for name in RUN_EVENT_COLUMNS)
+    return tuple(_micros(value) if isinstance(value, datetime) else value for value in values)
+
+
+def _micros(at: datetime) -> int:
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 def wheel_bytes(runs: int) -> float:

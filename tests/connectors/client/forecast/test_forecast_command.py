@@ -14,10 +14,9 @@ from click.testing import CliRunner, Result
 from bench.next_fire import CORPUS
 from fencepost.cli import main
 from fencepost.commandline.forecast import OBSERVED
-from streams.history_projector import event_row
 from streams.history_queries import HistoryQueries
 from streams.history_store import EventRow, HistoryStore
-from tests.streams.event_samples import life_of
+from tests.streams.event_samples import run_row
 
 EXAMPLE = CORPUS.with_name("jobs.yaml")
 FROM = ("--from", "2026-10-24T00:00:00Z")
@@ -141,16 +140,15 @@ def test_without_a_file_it_needs_a_server() -> None:
 
 
 def test_how_long_runs_take_is_asked_of_first_attempts_of_the_last_week(tmp_path: Path) -> None:
-    """Each event of a sample is a second after the one before; here they are of today."""
     now = datetime.now(UTC)
     store = HistoryStore(tmp_path / "history.duckdb", memory_limit="128MB")
     lives = [(1, "mail", 1, now), (2, "sms", 1, now - timedelta(days=9)), (3, "sms", 2, now)]
     rows: list[EventRow] = []
     for number, queue, attempt, at in lives:
-        for event in life_of(UUID(int=number), queue=queue):
-            attempts = {"attempt": attempt} if event["attempt"] is not None else {}
-            moved = event | attempts | {"at": at + timedelta(seconds=event["version"])}
-            rows.append(event_row(moved, 0, len(rows)))
+        told = {"queue": queue, "scheduledFor": at, "dueAt": at}
+        for version, kind in ((1, "run_scheduled"), (2, "run_leased"), (3, "run_completed")):
+            fields = told | {"at": at + timedelta(seconds=version), "attempt": attempt if version > 1 else None}
+            rows.append(run_row(UUID(int=number), version, kind, offset=len(rows), **fields))
     store.append(rows, {0: len(rows)})
     assert HistoryQueries(store).query("acme", OBSERVED).rows == [["mail", 1.0]]
     store.close()
