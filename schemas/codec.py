@@ -106,13 +106,17 @@ class Codec:
 
     def encode(self, name: str, record: Mapping[str, Any]) -> bytes:
         """The wire bytes of a record. Members of a union of records are `(full name, record)` pairs."""
-        header = self._headers.get(name)
-        if header is None:
-            header = self._headers[name] = _HEADER.pack(0, self._registry.id_of(name))
         out = io.BytesIO()
-        out.write(header)
+        out.write(self.header(name))
         fastavro.schemaless_writer(out, reader_schema(name), record)
         return out.getvalue()
+
+    def header(self, name: str) -> bytes:
+        """What comes before the bytes of a record that is called `name` and encoded with this build's schema."""
+        known = self._headers.get(name)
+        if known is None:
+            known = self._headers[name] = _HEADER.pack(0, self._registry.id_of(name))
+        return known
 
     def decode(self, wire: bytes | None, *, micros: bool = False) -> tuple[str, Record]:
         """The record's name and fields, read with this build's schema whatever version wrote it.

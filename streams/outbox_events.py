@@ -1,29 +1,36 @@
-"""Outbox rows as run events, packed into records: pure translation."""
+"""Outbox rows as run events, encoded and packed into records: pure translation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import repeat
-from typing import Any
 
 from ledger.outbox import OutboxRow
-from schemas.codec import Record
+from schemas.codec import reader_schema
 from schemas.commands import LANES
+from schemas.row_encoder import RowEncoder, array, long
 
 RECORD_MAX_EVENTS = 1000
 # Well under the broker's usual 1 MiB a record; a single event may be larger and then has a record of its own.
 RECORD_MAX_BYTES = 512 * 1024
-_BARE_EVENT_BYTES = 250
+_FRAME_BYTES = 16  # header, partition, number of events, end
+
+_ENCODER = RowEncoder(
+    reader_schema("RunEvent"),
+    (
+        "eventId", "type", "at", "tenant", "jobId", "runId", "version", "queue", "lane", "attempt", "leaseToken",
+        "scheduledFor", "dueAt", "leaseExpiresAt", "workerId", "reason", "result", "definition", "count", "gated",
+    ),
+)  # fmt: skip
 
 
 @dataclass(slots=True)
 class EventRecord:
-    """The fields of one `RunEvents` record and about how large they are."""
+    """The encoded events of one `RunEvents` record, and how large it is at most."""
 
     partition: int
-    events: list[Record] = field(default_factory=list)
-    size_bytes: int = 0
+    events: list[bytes] = field(default_factory=list)
+    size_bytes: int = _FRAME_BYTES
 
     def has_room_for(self, size_bytes: int) -> bool:
         """Whether another event of that size still fits; the first always does."""
@@ -31,91 +38,35 @@ class EventRecord:
             len(self.events) < RECORD_MAX_EVENTS and self.size_bytes + size_bytes <= RECORD_MAX_BYTES
         )
 
+    def body(self) -> bytes:
+        """The record as Avro, for after its header."""
+        return long(self.partition) + array(self.events)
+
 
 def pack_events(rows: Iterable[OutboxRow], shard: str) -> list[EventRecord]:
     """The rows' events as records, each of one partition; in a partition the events keep the order of the rows."""
     records: list[EventRecord] = []
     open_records: dict[int, EventRecord] = {}
     for row in rows:
-        for partition, event, size_bytes in zip(row.partitions, events_of(row, shard), _sizes(row), strict=True):
+        for partition, event in zip(row.partitions, encode_events(row, shard), strict=True):
             record = open_records.get(partition)
-            if record is None or not record.has_room_for(size_bytes):
+            if record is None or not record.has_room_for(len(event)):
                 record = open_records[partition] = EventRecord(partition)
                 records.append(record)
             record.events.append(event)
-            record.size_bytes += size_bytes
+            record.size_bytes += len(event)
     return records
 
 
-def events_of(row: OutboxRow, shard: str) -> list[Record]:
-    """The events of one row as Avro fields. The id is the same however often the row is read."""
-    prefix = f"{shard}-{row.id}-"
-    return [
-        {
-            "eventId": f"{prefix}{index}",
-            "type": row.event,
-            "at": row.at,
-            "tenant": tenant,
-            "jobId": job_id,
-            "runId": run_id,
-            "version": version,
-            "queue": queue,
-            "lane": LANES[lane],
-            "attempt": attempt,
-            "leaseToken": lease_token,
-            "scheduledFor": scheduled_for,
-            "dueAt": due_at,
-            "leaseExpiresAt": lease_expires_at,
-            "workerId": worker_id,
-            "reason": reason,
-            "result": result,
-            "definition": definition,
-            "count": count,
-            "gated": gated or False,
-        }
-        for index, (
-            tenant, job_id, run_id, version, queue, lane, attempt, lease_token, scheduled_for, due_at,
-            lease_expires_at, worker_id, reason, result, definition, count, gated,
-        ) in enumerate(_events_side_by_side(row))
-    ]  # fmt: skip
-
-
-def _events_side_by_side(row: OutboxRow) -> Iterator[tuple[Any, ...]]:
-    return zip(
-        row.tenants,
-        row.job_ids,
-        _or_none(row.run_ids),
-        row.versions,
-        row.queues,
-        row.lanes,
-        _or_none(row.attempts),
-        _or_none(row.lease_tokens),
-        _or_none(row.scheduled_for),
-        _or_none(row.due_at),
-        _or_none(row.lease_expires_at),
-        _or_none(row.worker_ids),
-        _or_none(row.reasons),
-        _or_none(row.results),
-        _or_none(row.definitions),
-        _or_none(row.counts),
-        _or_none(row.gated),
-        strict=False,  # an absent field repeats None for ever
-    )
-
-
-def _or_none(values: Sequence[Any] | None) -> Iterable[Any]:
-    return repeat(None) if values is None else values
-
-
-def _sizes(row: OutboxRow) -> Iterable[int]:
-    """About how many bytes each event takes; only these texts can be long."""
-    texts = [column for column in (row.reasons, row.results, row.definitions) if column is not None]
-    if not texts:
-        return [_BARE_EVENT_BYTES] * len(row.job_ids)
-    return [_BARE_EVENT_BYTES + sum(map(_utf8_bytes, long)) for long in zip(*texts, strict=True)]
-
-
-def _utf8_bytes(text: str | None) -> int:
-    if text is None:
-        return 0
-    return len(text) if text.isascii() else len(text.encode())
+def encode_events(row: OutboxRow, shard: str) -> list[bytes]:
+    """The events of one row as Avro. The id of each is the same however often the row is read."""
+    prefix, count = f"{shard}-{row.id}-", len(row.job_ids)
+    return _ENCODER.encode(
+        count,
+        (
+            [f"{prefix}{index}" for index in range(count)], [row.event], [row.at], row.tenants, row.job_ids,
+            row.run_ids, row.versions, row.queues, [LANES[lane] for lane in row.lanes], row.attempts, row.lease_tokens,
+            row.scheduled_for, row.due_at, row.lease_expires_at, row.worker_ids, row.reasons, row.results,
+            row.definitions, row.counts, [bool(gated) for gated in row.gated or (False,)],
+        ),
+    )  # fmt: skip

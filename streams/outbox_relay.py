@@ -99,7 +99,7 @@ class OutboxRelay:
         try:
             while not stop.is_set():
                 await self._observe(conn)
-                rows = await read_outbox(conn, self._batch_rows)
+                rows = await read_outbox(conn, self._batch_rows, micros=True)
                 if rows:
                     idle_s = _IDLE_MIN_S
                     await self._move(conn, publisher, rows, stop)
@@ -174,7 +174,7 @@ class EventPublisher:
         """
         records = pack_events(rows, shard)
         for record in records:
-            value = self._codec.encode("RunEvents", {"partition": record.partition, "events": record.events})
+            value = self._codec.header("RunEvents") + record.body()
             try:
                 self._producer.produce(self._topic, value, partition=record.partition, on_delivery=self._delivered)
             except KafkaException as error:

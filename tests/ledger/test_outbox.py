@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
 import pytest
 
 from ledger.connection import Connection, Pool, session
@@ -100,3 +103,27 @@ async def test_the_lag_is_the_age_of_the_oldest_row(owned: OwnedPartition) -> No
         count, lag_s = await outbox_lag(conn)
     assert count == 2
     assert 90 <= lag_s < 120
+
+
+async def test_times_may_be_read_as_microseconds(ledger_pool: Pool) -> None:
+    at = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+    before_1970 = datetime(1969, 12, 31, tzinfo=UTC)
+    async with ledger_pool.connection() as conn:
+        for due_at in ([at, before_1970], [at, None], [None, None], []):
+            await conn.execute(PUT, {"at": at, "due_at": due_at})
+        plain, micros = await read_outbox(conn, 10), await read_outbox(conn, 10, micros=True)
+    assert [row.due_at for row in plain] == [[at, before_1970], [at, None], [None, None], []]
+    for read, expected in zip(micros, plain, strict=True):
+        assert read.at == micros_of(expected.at)
+        assert read.due_at == [None if each is None else micros_of(each) for each in expected.due_at or ()]
+        assert read.lease_expires_at is None
+
+
+PUT = """
+INSERT INTO outbox (event, at, job_ids, partitions, tenants, queues, lanes, versions, due_at)
+VALUES ('job_created', %(at)s, '{}', '{}', '{}', '{}', '{}', '{}', %(due_at)s::timestamptz[])
+"""
+
+
+def micros_of(at: Any) -> int:
+    return int((at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1))

@@ -15,6 +15,7 @@ from ledger.connection import Connection
 from schemas.codec import Codec, Record
 from streams.history_projector import event_row
 from streams.history_store import EventRow
+from streams.outbox_events import EventRecord
 from streams.topics import Topics, create_topics
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -72,6 +73,14 @@ def life_of(run_id: UUID, **fields: Any) -> list[Record]:
         run_event(run_id, 2, "run_leased", at=START + timedelta(seconds=0.5), **due, **leased, **fields),
         run_event(run_id, 3, "run_completed", result='{"sent":2}', **leased, **fields),
     ]
+
+
+def decoded(events: Sequence[bytes]) -> list[Record]:
+    """Events as the relay encodes them, as their readers see them."""
+    fields: list[Record] = Codec().decode(Codec().header("RunEvents") + EventRecord(0, list(events)).body())[1][
+        "events"
+    ]
+    return fields
 
 
 def produce_values(bootstrap: str, topic: str, values: Sequence[bytes], partition: int = 0) -> None:

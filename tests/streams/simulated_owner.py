@@ -28,12 +28,13 @@ from streams import partition_owner
 from streams.command_batch import apply_commands
 from streams.command_inbox import CommandInbox
 from streams.effects import Effects
-from streams.outbox_events import events_of
+from streams.outbox_events import encode_events
 from streams.partition_owner import PartitionOwner, Surroundings
 from streams.queue_rates import QueueRates
 from streams.timing_state import from_us, to_us
 from tests.ledger_fixtures import PARTITIONS
 from tests.streams.conftest import HintLog
+from tests.streams.event_samples import decoded
 from tests.streams.ledger_dump import fetch
 
 PARTITION = 9
@@ -210,7 +211,7 @@ class Simulation:
     async def _wire_events(self) -> list[dict[str, Any]]:
         async with session(self.pool) as conn:
             rows = await read_outbox(conn, 1_000_000)
-        return [event for row in rows for event in events_of(row, "shard")]
+        return [event for row in rows for event in decoded(encode_events(row, "shard"))]
 
     def _note_hints(self) -> None:
         for run_id in self.hints.runs():

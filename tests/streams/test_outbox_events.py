@@ -7,8 +7,9 @@ from typing import Any
 from uuid import UUID
 
 from ledger.outbox import OutboxRow
-from schemas.codec import Codec
-from streams.outbox_events import RECORD_MAX_BYTES, RECORD_MAX_EVENTS, events_of, pack_events
+from schemas.codec import Codec, Record
+from streams.outbox_events import RECORD_MAX_BYTES, RECORD_MAX_EVENTS, EventRecord, encode_events, pack_events
+from tests.streams.event_samples import decoded
 
 AT = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -41,6 +42,14 @@ def outbox_row(row_id: int, partitions: list[int], **columns: Any) -> OutboxRow:
     return row._replace(**columns)
 
 
+def events_of(row: OutboxRow, shard: str) -> list[Record]:
+    return decoded(encode_events(row, shard))
+
+
+def wire_of(record: EventRecord) -> bytes:
+    return Codec().header("RunEvents") + record.body()
+
+
 def test_every_column_becomes_the_field_of_its_name() -> None:
     later = AT + timedelta(seconds=30)
     row = outbox_row(
@@ -56,10 +65,9 @@ def test_every_column_becomes_the_field_of_its_name() -> None:
         results=["{}"],
     )
     [record] = pack_events([row], "a")
-    codec = Codec()
-    name, decoded = codec.decode(codec.encode("RunEvents", {"partition": 3, "events": record.events}))
-    assert name == "RunEvents"
-    assert decoded["events"] == [
+    name, fields = Codec().decode(wire_of(record))
+    assert (name, fields["partition"]) == ("RunEvents", 3)
+    assert fields["events"] == [
         {
             "eventId": "a-5-0",
             "type": "run_completed",
@@ -106,7 +114,7 @@ def test_event_ids_tell_shard_row_and_place_and_never_change() -> None:
 
 def test_each_record_has_one_partition_and_keeps_the_order_of_the_rows() -> None:
     records = pack_events([outbox_row(1, [0, 1, 0]), outbox_row(2, [1, 0])], "0")
-    ids = {record.partition: [event["eventId"] for event in record.events] for record in records}
+    ids = {record.partition: [event["eventId"] for event in decoded(record.events)] for record in records}
     assert ids == {0: ["0-1-0", "0-1-2", "0-2-1"], 1: ["0-1-1", "0-2-0"]}
 
 
@@ -139,5 +147,4 @@ def test_the_size_of_a_record_is_not_underestimated() -> None:
         "results": ['{"é":1}'] * 50,
     }
     [record] = pack_events([outbox_row(1, [0] * 50, **columns)], "0")
-    wire = Codec().encode("RunEvents", {"partition": 0, "events": record.events})
-    assert len(wire) <= record.size_bytes
+    assert len(record.body()) <= len(wire_of(record)) <= record.size_bytes

@@ -339,5 +339,5 @@ class _RefusedByBroker:
     ],
 )
 def test_batches_follow_the_size_of_the_rows(rows: int, events: int, size_bytes: int, expected: int) -> None:
-    records = [EventRecord(0, [{}] * events, size_bytes)]
+    records = [EventRecord(0, [b""] * events, size_bytes)]
     assert _next_batch_rows(rows, records) == expected
