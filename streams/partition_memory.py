@@ -26,7 +26,10 @@ REHINT_AFTER_US = 5_000_000
 REHINT_AT_MOST_EVERY_US = 60_000_000
 REHINT_LIMIT = 1_000  # runs a sweep asks the ledger about
 GRACE_US = int(GRACE_S * 1_000_000)
-WATCHED_LIMIT = 100_000  # runs under watch; beyond it the API's own polls find them
+WATCHED_LIMIT = (
+    100_000  # runs under watch; beyond it the API's own polls find them, and a sweep looks at some at a time
+)
+ROUND_LIMIT = 5_000  # due runs that one sweep goes through for those without room under watch
 
 
 @dataclass(slots=True)
@@ -52,8 +55,9 @@ class PartitionMemory:
         self._jobs: TimingWheel[bytes] = TimingWheel()
         self._watched: TimingWheel[bytes] = TimingWheel()
         self._withheld: dict[bytes, bytes] = {}  # job id -> run id
-        self._runs_edge = self._jobs_edge = scan_key(0)
+        self._runs_edge = self._jobs_edge = self._round_from = scan_key(0)
         self._load_from_us = 0
+        self._any_unwatched = self._met_unwatched = False  # at all; since the round began
 
     def close(self) -> None:
         self.state.close()
@@ -63,8 +67,9 @@ class PartitionMemory:
         self.state.clear()
         self._runs, self._jobs, self._watched = TimingWheel(), TimingWheel(), TimingWheel()
         self._withheld = {}
-        self._runs_edge = self._jobs_edge = scan_key(0)
+        self._runs_edge = self._jobs_edge = self._round_from = scan_key(0)
         self._load_from_us = 0
+        self._any_unwatched = self._met_unwatched = False
 
     def timers(self) -> int:
         """How many timers are in the wheels."""
@@ -117,6 +122,25 @@ class PartitionMemory:
     def pop_unleased(self, now_us: int) -> list[bytes]:
         """Runs that were hinted a while ago and that nobody has leased since. Ask the ledger, then `hint_again`."""
         return self._watched.pop_due(now_us, REHINT_LIMIT)
+
+    def look_round(self, now_us: int) -> list[bytes]:
+        """Some due runs that have no room under watch, others with every call, until all have had their turn.
+
+        Where there is room by now they come under watch instead. Ask the ledger about the rest: some may be too late.
+        """
+        if not self._any_unwatched:
+            return []
+        page = self.state.due(self._round_from, now_us + 1, ROUND_LIMIT)
+        unwatched = [run_id for _, run_id in page if run_id not in self._watched]
+        self._met_unwatched |= bool(unwatched)
+        if len(page) == ROUND_LIMIT:
+            self._round_from = scan_key(*page[-1])
+        else:
+            self._round_from = scan_key(0)
+            self._any_unwatched, self._met_unwatched = self._met_unwatched, False
+        room = max(0, WATCHED_LIMIT - len(self._watched))
+        self.watch(unwatched[:room], now_us)
+        return unwatched[room:]
 
     def watch(self, run_ids: Iterable[bytes], at_us: int) -> None:
         """Let pop_unleased give these again: the ledger could not be asked."""
@@ -173,6 +197,8 @@ class PartitionMemory:
             # The longer it has waited, the rarer: for a queue without workers a hint a minute is plenty.
             pause_us = min(max(now_us - due_us, REHINT_AFTER_US), REHINT_AT_MOST_EVERY_US)
             self._watched.add(run_id, now_us + pause_us)
+        else:
+            self._any_unwatched = self._met_unwatched = True
 
     def _is_undecided(self, run_id: bytes, job_id: bytes, now_us: int) -> bool:
         """Whether the run is that of its job's pending occurrence, which has come: somebody is about to decide it."""

@@ -426,20 +426,27 @@ class PartitionOwner:
         await asyncio.sleep(SWEEP_PERIOD_S)
         self._admissions.look_again()
         self._tell_lag()
+        if unwatched := self._memory.look_round(self._around.clock.now_us()):
+            await self._skip_late(unwatched)
         while unleased := self._memory.pop_unleased(self._around.clock.now_us()):
-            run_ids, now_us = [UUID(bytes=run_id) for run_id in unleased], self._around.clock.now_us()
+            now_us = self._around.clock.now_us()
             try:
-                async with self._transaction() as tx:
-                    too_late = await skip_late(tx, run_ids, now=tx.now)
-                    live = await read_runs(tx.conn, run_ids)
+                await self._skip_late(unleased)
             except TryAgain:
                 self._memory.watch(unleased, now_us)
                 raise
-            take_in(self._memory, unleased, live)
-            OCCURRENCES_SKIPPED.labels(DEADLINE).inc(len(too_late))
             again = self._memory.hint_again(unleased, now_us)
             self._announce(again)
             RUNS_REHINTED.inc(sum(map(len, again.runs.values())))
+
+    async def _skip_late(self, ids: list[bytes]) -> None:
+        """Skip those of the runs that are too late to start, and take in what the ledger says of all of them."""
+        run_ids = [UUID(bytes=run_id) for run_id in ids]
+        async with self._transaction() as tx:
+            too_late = await skip_late(tx, run_ids, now=tx.now)
+            live = await read_runs(tx.conn, run_ids)
+        take_in(self._memory, ids, live)
+        OCCURRENCES_SKIPPED.labels(DEADLINE).inc(len(too_late))
 
     def _tell_lag(self) -> None:
         partition, through_us = self.fence.partition, self.decided_through_us()
