@@ -70,11 +70,13 @@ async def stamp_jobs(tx: OwnerTransaction, job_ids: Sequence[UUID]) -> None:
 
 
 LOCK_UNSTARTED = """
-SELECT run_id FROM runs WHERE run_id = ANY(%b) AND state <> 'leased' AND lease_token = 0 ORDER BY run_id FOR UPDATE
+SELECT run_id, version FROM runs
+WHERE run_id = ANY(%b) AND state <> 'leased' AND lease_token = 0
+ORDER BY run_id FOR UPDATE
 """
 
 
-async def lock_unstarted(tx: OwnerTransaction, run_ids: Sequence[UUID]) -> set[UUID]:
-    """Those of the runs that nobody has leased yet, nor can until the transaction ends."""
+async def lock_unstarted(tx: OwnerTransaction, run_ids: Sequence[UUID]) -> dict[UUID, int]:
+    """Those of the runs that nobody has leased yet, nor can until the transaction ends, with their versions."""
     await change_job_states(tx)  # first, as everywhere
-    return {row[0] for row in await (await tx.conn.execute(LOCK_UNSTARTED, (list(run_ids),))).fetchall()}
+    return dict(await (await tx.conn.execute(LOCK_UNSTARTED, (list(run_ids),))).fetchall())

@@ -56,7 +56,7 @@ from streams.rebuild import rebuild, reconcile, take_in
 from streams.rejections import CommandReturns, RawCommand
 from streams.spreading import find_missed, is_missed, spread_missed
 from streams.timing_state import Position, from_us, to_us
-from streams.zone_moves import follow_zone_rules
+from streams.zone_moves import follow_zone_rules, stamp
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +120,7 @@ class PartitionOwner:
         self._admissions = AdmissionQueue()
         self._looked_through_us = 0
         self._decided_through_us = to_us(takeover.decided_through)
+        self._unstamped: list[UUID] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._lost = False
 
@@ -130,7 +131,7 @@ class PartitionOwner:
         and what it missed is in the events after its position. Else it is rebuilt from the ledger. Before that the jobs
         are made those of our tzdata.
         """
-        moved = await follow_zone_rules(self._around.pool, self.fence.partition, self._transaction)
+        moved, self._unstamped = await follow_zone_rules(self._around.pool, self.fence.partition, self._transaction)
         position = self._memory.state.position()
         if position is not None and position.epoch == self.fence.epoch - 1:
             offset = position.offset
@@ -147,6 +148,7 @@ class PartitionOwner:
         )  # fmt: skip
         for work in works:
             self._begin(self._guard(work), work.__name__)
+        self._begin(self._guard_once(self._stamp), "_stamp")
 
     async def close(self, *, release: bool, forget: bool = False) -> None:
         """Stop working. release: tell the ledger that nobody owns the partition now. forget: delete the state too.
@@ -216,6 +218,10 @@ class PartitionOwner:
 
     def _transaction(self) -> AbstractAsyncContextManager[OwnerTransaction]:
         return owner_transaction(self._around.pool, self.fence)
+
+    async def _stamp(self) -> None:
+        await stamp(self._unstamped, self._transaction)
+        self._unstamped = []
 
     async def _prove(self) -> None:
         async with self._transaction():

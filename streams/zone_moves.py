@@ -1,8 +1,8 @@
 """A new owner whose tzdata is not that of its jobs: pending occurrences move to where its own rules have them.
 
-So whoever decides a cursor finds it as its own rules have it. All of it comes before the owner works, in transactions
-of bounded size; after a crash the next owner goes on with the jobs that are left. Newer and older rules are treated
-alike: while a fleet runs both, a partition's jobs move once each time it changes hands, and no more after that.
+So whoever decides a cursor finds it as its own rules have it. All that moves does so before the owner works, in
+transactions of bounded size; after a crash the next owner goes on with the jobs that are left. Newer and older rules
+are treated alike: while a fleet runs both, a partition's jobs move once each time it changes hands, and no more after.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -37,8 +38,15 @@ _STAMPED_AT_ONCE = 2_000
 Begin = Callable[[], AbstractAsyncContextManager[OwnerTransaction]]
 
 
-async def follow_zone_rules(pool: Pool, partition: int, begin: Begin) -> list[Event]:
-    """Make the pending occurrences of a partition those of this process's tzdata; returns events to fold.
+class Followed(NamedTuple):
+    """events: to fold. unstamped: jobs that are as these rules have them, too; the ledger need not hear it at once."""
+
+    events: list[Event]
+    unstamped: list[UUID]
+
+
+async def follow_zone_rules(pool: Pool, partition: int, begin: Begin) -> Followed:
+    """Make the pending occurrences of a partition those of this process's tzdata.
 
     begin: opens a fenced transaction of the new owner. Costs one look at the partition's jobs when nothing is to be
     done. Raises EpochLost, LedgerUnavailable.
@@ -52,16 +60,20 @@ async def follow_zone_rules(pool: Pool, partition: int, begin: Begin) -> list[Ev
         async with begin() as tx:
             await keep_rules(tx, {zone: zone_data(zone) for zone in zone_names()})
     moving = {job.job_id: _former_zone(job, former) for job in stale if _may_move(job, former)}
-    for job_ids in _batches([job.job_id for job in stale if job.job_id not in moving], _STAMPED_AT_ONCE):
-        async with begin() as tx:
-            await stamp_jobs(tx, job_ids)
     events: list[Event] = []
     for job_ids in _batches(list(moving), _MOVED_AT_ONCE):
         async with begin() as tx:
             events += await _move(tx, {job_id: moving[job_id] for job_id in job_ids})
     if moving:
         log.info("partition %d: %d jobs looked at for other rules of their zones", partition, len(moving))
-    return events
+    return Followed(events, [job.job_id for job in stale if job.job_id not in moving])
+
+
+async def stamp(job_ids: Sequence[UUID], begin: Begin) -> None:
+    """Note in the ledger what need not be told at once. Raises EpochLost, LedgerUnavailable."""
+    for batch in _batches(job_ids, _STAMPED_AT_ONCE):
+        async with begin() as tx:
+            await stamp_jobs(tx, batch)
 
 
 Former = Mapping[str, Mapping[str, bytes]]
@@ -106,7 +118,12 @@ async def _move(tx: OwnerTransaction, former: Mapping[UUID, KeptZone | None]) ->
             edits.append(edit)
     await stamp_jobs(tx, unmoved)
     runs = await update_jobs(tx, edits, reason=ZONE_RULES, now=tx.now) if edits else []
-    return [_job_moved(jobs[edit.job_id], edit) for edit in edits] + [run_scheduled(run, ZONE_RULES) for run in runs]
+    gone = [(run_id, unstarted[run_id]) for run_id in (pending[edit.job_id] for edit in edits) if run_id in unstarted]
+    return [
+        *(_job_moved(jobs[edit.job_id], edit) for edit in edits),
+        *(_run_cancelled(run_id, version + 1) for run_id, version in gone),
+        *(run_scheduled(run, ZONE_RULES) for run in runs),
+    ]
 
 
 def _edit(job: Job, run_id: UUID, former: KeptZone | None, *, taken: bool) -> Edit | None:
@@ -144,6 +161,10 @@ def _edit(job: Job, run_id: UUID, former: KeptZone | None, *, taken: bool) -> Ed
 def _job_moved(job: Job, edit: Edit) -> Event:
     kind = "job_paused" if job.state == "paused" else "job_updated"
     return job_event(kind, job.job_id, job.version + 1, job.created_at, edit.next_fire_at, job.definition)
+
+
+def _run_cancelled(run_id: UUID, version: int) -> Event:
+    return {"type": "run_cancelled", "runId": str(run_id), "version": version}
 
 
 def _batches(job_ids: Sequence[UUID], size: int) -> Iterator[Sequence[UUID]]:

@@ -365,6 +365,7 @@ HERE = {
 
 # Where the other cases are asserted: a file below tests/, and its test.
 ELSEWHERE = {
+    "clk-006": "streams/test_zone_moves.py test_a_fleet_that_runs_several_versions_runs_each_local_time_once",
     "clk-007": "ledger/test_leases.py test_a_heartbeat_extends_the_lease",
     "clk-009": "schemas/test_commands.py test_a_command_s_time_without_a_zone_is_not_encoded",
     "clk-010": "streams/test_ledger_clock.py test_a_ledger_whose_clock_was_put_back_is_believed_at_once",
@@ -404,7 +405,6 @@ ELSEWHERE = {
 
 # What no test can show yet, and why.
 OPEN = {
-    "clk-006": "a new tzdata counts from each job's next decision on; pending occurrences are not recomputed",
     "fen-007": "restoring a backup is the operator's: documented, not code",
 }
 
