@@ -8,7 +8,8 @@ import pytest
 
 pytest_plugins = ["tests.broker_fixtures", "tests.ledger_fixtures"]
 
-CHAOS = Path(__file__).parent / "chaos"
+TESTS = Path(__file__).parent
+CHAOS = TESTS / "chaos"
 
 
 @pytest.hookimpl(tryfirst=True)  # the plugin that shares the tests out reads the groups in a hook of the same name
@@ -19,7 +20,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=lambda item: CHAOS not in item.path.parents)
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("chaos" if CHAOS in item.path.parents else str(item.path)))
+        group = "chaos" if CHAOS in item.path.parents else str(item.path.relative_to(TESTS))
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
