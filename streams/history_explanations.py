@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -21,10 +22,11 @@ from streams.history_store import SCHEMA, HistoryStore
 
 MOST_ROWS = 10_000
 
+# Unsorted: to have DuckDB sort a handful of rows costs as much as to find them.
 READ_RUN_EVENTS = f"""
 SELECT type, happened_at AS "at", due_at AS "dueAt", attempt, worker_id AS "workerId", reason, version, tenant,
        job_id AS "jobId", queue, scheduled_for AS "scheduledFor"
-FROM {SCHEMA}.run_events WHERE run_id = $run_id ORDER BY version LIMIT {MOST_ROWS}
+FROM {SCHEMA}.run_events WHERE run_id = $run_id LIMIT {MOST_ROWS}
 """
 
 # A lease lasts until the run's next event, except a cancel that is only asked for.
@@ -74,7 +76,9 @@ class HistoryExplanations:
 
     async def run_events(self, request: Request) -> Response:
         """{events}: all of a run, by version; none of one that the history has not heard of."""
-        return await self._answer({"events": READ_RUN_EVENTS}, {"run_id": _id(request, "run_id")})
+        body = await asyncio.to_thread(self._read, {"events": READ_RUN_EVENTS}, {"run_id": _id(request, "run_id")})
+        body["events"].sort(key=itemgetter("version"))
+        return _json(body)
 
     async def job_leases(self, request: Request) -> Response:
         """{leases: [{runId, since, until}]}: when runs of a job were leased, those that reach into ?since= to ?until=.

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import psycopg
 from fencepostd.local import Local
 from tests.chaos.history import WorkerEntry, read_worker_log
 from tests.chaos.observations import EpochWatch
+from tests.chaos.ownerless import Stop
 from tests.chaos.timeline import Timeline
 
 OWNERS = ("streams-0", "streams-1")
@@ -91,6 +93,7 @@ class Cluster:
         self.timeline = Timeline("cluster")
         self.local = Local(state, self._say)
         self.stack = self.local.stack
+        self.stops: list[Stop] = []  # of processes that were killed or frozen, in order
         self._epochs: EpochWatch | None = None
 
     def stop(self) -> None:
@@ -109,6 +112,7 @@ class Cluster:
         for part in parts:
             self.timeline.fault(f"kill -9 {part}")
             self.stack.kill_part(part)
+            self.stops.append(Stop(part, datetime.now(UTC)))
 
     def start_part(self, part: str) -> None:
         """Start again what was killed; returns once it says that it is ready."""
@@ -117,6 +121,8 @@ class Cluster:
     def freeze(self, part: str) -> None:
         self.timeline.fault(f"SIGSTOP {part}")
         self.stack.signal_part(part, signal.SIGSTOP)
+        wait_for(lambda: part in self._frozen(), 10, f"{part} stands still")
+        self.stops.append(Stop(part, datetime.now(UTC)))
 
     def thaw(self, part: str) -> None:
         self.timeline.note(f"SIGCONT {part}")
@@ -124,9 +130,8 @@ class Cluster:
 
     def make_whole(self) -> None:
         """Start or thaw what does not run; until everything answers, and both owners have a share of the partitions."""
-        for part in self.stack.status():
-            if part.health == "frozen":
-                self.thaw(part.name)
+        for part in self._frozen():
+            self.thaw(part)
         self.local.up()
         if self._epochs is None:
             self._epochs = EpochWatch(self.stack.dsn)
@@ -173,6 +178,9 @@ class Cluster:
 
     def port(self, part: str) -> int:
         return self.stack.port_for(part)
+
+    def _frozen(self) -> list[str]:
+        return [part.name for part in self.stack.status() if part.health == "frozen"]
 
     def _say(self, text: str) -> None:
         self.timeline.note(text)

@@ -16,6 +16,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, Topic
 from schemas.codec import Codec
 from schemas.commands import Command, decode_commands
 from tests.chaos.history import EpochSample, LedgerReadout, TopicCommand, TopicEvent
+from tests.chaos.ownerless import Takeover
 
 READ_DEADLINE_S = 30.0
 SAMPLE_PERIOD_S = 0.2
@@ -122,6 +123,15 @@ def read_rows(dsn: str, job_ids: set[str]) -> dict[str, list[tuple[Any, ...]]]:
             "outcomes": conn.execute("SELECT * FROM applied_commands ORDER BY 1"),
         }
         return {table: cursor.fetchall() for table, cursor in rows.items()}
+
+
+def read_takeovers(dsn: str) -> list[Takeover]:
+    """Every takeover of every partition, in order."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        rows = conn.execute(
+            "SELECT partition, split_part(owner, '/', 1), at FROM takeovers ORDER BY at, epoch"
+        ).fetchall()
+    return [Takeover(*row) for row in rows]
 
 
 def topic_ends(bootstrap: str, topic: str) -> dict[int, int]:

@@ -62,6 +62,7 @@ def test_an_owner_that_wakes_after_25_s_changes_nothing(cluster: Cluster, new_tr
         assert report.violations == []
         assert report.duplicates == 0
         assert report.lateness_s_max <= LATE_S_MAX
+        assert trial.explained(report).wrong == []
 
 
 def runs_of(workers: Iterable[WorkerProcess], kind: EntryKind, status: int = 0) -> set[str]:
@@ -121,3 +122,4 @@ def test_runs_are_completed_once_though_the_api_stands_still(cluster: Cluster, n
         report = trial.converge()
         assert report.violations == []
         assert report.completed == 600
+        assert trial.explained(report).wrong == []

@@ -17,9 +17,10 @@ from fencepostd.local import LOCAL_TENANT
 from streams.topics import Topics
 from tests.chaos.checker import Report, check
 from tests.chaos.cluster import Cluster, WorkerProcess, wait_for
-from tests.chaos.explanations import Explanations, explain, first_leases
+from tests.chaos.explanations import Explanations, beginnings, explain
 from tests.chaos.history import History, WorkerEntry
-from tests.chaos.observations import read_commands, read_events, read_ledger, topic_ends
+from tests.chaos.observations import read_commands, read_events, read_ledger, read_takeovers, topic_ends
+from tests.chaos.ownerless import tenures
 from tests.chaos.timeline import Timeline
 
 MAX_ATTEMPTS = 50
@@ -197,15 +198,16 @@ class Trial:
             return -1
         return int(answer.json()["rows"][0][0]) if answer.is_success else -1
 
-    def explained(self, count: int) -> Explanations:
-        """What the API says of why so many of this trial's runs, picked at random, waited."""
-        topic = Topics().run_events
-        events = read_events(self.cluster.stack.bootstrap, topic, self._starts[topic], self.job_ids())
-        leases = first_leases(events)
-        picked = self.timeline.random.sample(sorted(leases), min(count, len(leases)))
-        local = self.cluster.local
-        explanations = explain(local.url, local.token, {run_id: leases[run_id] for run_id in picked})
-        self.timeline.note(str(explanations))
+    def explained(self, report: Report) -> Explanations:
+        """What the API says of why each of this trial's runs waited, once the history has caught up."""
+        caught_up = f"the history has {report.completed} completed runs"
+        wait_for(lambda: self.completed_in_history() == report.completed, CONVERGENCE_DEADLINE_S, caught_up)
+        topic, stack, local = Topics().run_events, self.cluster.stack, self.cluster.local
+        runs = beginnings(read_events(stack.bootstrap, topic, self._starts[topic], self.job_ids()))
+        owned = tenures(read_takeovers(stack.dsn), self.cluster.stops)
+        began = time.monotonic()
+        explanations = explain(local.url, local.token, runs, owned)
+        self.timeline.note(f"{explanations}, told in {time.monotonic() - began:.1f} s")
         return explanations
 
     def job_ids(self) -> set[str]:
