@@ -49,11 +49,11 @@ async def test_a_file_that_pushes_seconds_over_the_limit_is_warned_of_before_it_
         first=job("{cron: '15 * * * *'}"), second=job("{cron: '15 * * * *'}"), third=job("{cron: '15 4 * * *'}")
     )
     over = (await told(shell, "--with", str(shell.file), "--limit-per-second", "2"))["overLimit"]
-    assert (over["seconds"], over["pushed"]) == (2, 2)
-    assert all(busy["at"].endswith("T04:15:00Z") and busy["runs"] == 3 for busy in over["firstPushed"])
+    assert (over["seconds"], over["crowded"]) == (2, 2)
+    assert all(busy["at"].endswith("T04:15:00Z") and busy["runs"] == 3 for busy in over["firstCrowded"])
     result = await shell("forecast", "--with", str(shell.file), "--limit-per-second", "2", "--fail")
     assert result.exit_code == 4
-    assert "pushed over it by the jobs that are added" in result.stdout
+    assert "7 seconds of them in which the jobs that are added fire" in result.stdout
 
 
 async def test_many_pages_are_one_forecast(client: FencepostClient, shell: Shell, monkeypatch: Any) -> None:
@@ -63,3 +63,18 @@ async def test_many_pages_are_one_forecast(client: FencepostClient, shell: Shell
     page = await client.live_schedules(limit=2)
     assert (len(page.schedules), page.next is not None) == (2, True)
     assert (await told(shell))["jobs"] == 5
+
+
+async def test_a_create_that_crowds_a_second_is_warned_and_done_all_the_same(
+    client: FencepostClient, shell: Shell
+) -> None:
+    for _ in range(2):
+        await client.create_job(JobSpec(queue="sms", schedule=cron("0 4 * * *")))
+    command = ("jobs", "create", "--queue", "mail", "--warn-per-second", "2", "--json", "--cron")
+    crowding = await shell(*command, "0 * * * *")
+    assert crowding.exit_code == 0, crowding.output
+    assert "it fires in 7 second(s) of the next week that have more than 2 runs: 3 at " in crowding.stderr
+    assert json.loads(crowding.stdout)["jobId"]
+    beside = await shell(*command, "1 * * * *")
+    assert (beside.exit_code, beside.stderr) == (0, "")
+    assert (await told(shell))["jobs"] == 4

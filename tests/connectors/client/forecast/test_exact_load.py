@@ -155,7 +155,7 @@ def test_the_worst_second_names_the_schedules_that_most_jobs_have() -> None:
     assert [(heavy.schedule, heavy.jobs) for heavy in worst.heaviest] == [("0 0 * * *  UTC", 5), ("0 * * * *  UTC", 3)]
 
 
-def test_seconds_that_the_added_jobs_push_over_the_limit_are_told() -> None:
+def test_seconds_over_the_limit_in_which_the_added_jobs_fire_are_told() -> None:
     there = [job({"cron": "0 * * * *"}, number) for number in range(4)]
     new = [job({"cron": "0 1 * * *"}, 10 + number) for number in range(2)]
     found, added = ScheduleSet(START, END), ScheduleSet(START, END)
@@ -165,10 +165,10 @@ def test_seconds_that_the_added_jobs_push_over_the_limit_are_told() -> None:
         added.add(each)
     over = make_forecast(found, observed={}, limit=4, added=added).over_limit
     assert over is not None
-    assert [(busy.at.hour, busy.runs) for busy in over.first_pushed] == [(1, 6)]
+    assert [(busy.at.hour, busy.runs) for busy in over.first_crowded] == [(1, 6)]
     over = make_forecast(found, observed={}, limit=3, added=added).over_limit
     assert over is not None
-    assert (over.seconds, over.pushed) == (9, 0)
+    assert (over.seconds, over.crowded) == (9, 1)
 
 
 def test_the_room_for_fires_is_bounded_and_changes_nothing(monkeypatch: Any) -> None:

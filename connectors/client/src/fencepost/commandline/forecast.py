@@ -15,6 +15,7 @@ from fencepost.client import FencepostClient
 from fencepost.commandline.connection import Connection, pass_connection
 from fencepost.commandline.declared_jobs import HorizonParam
 from fencepost.commandline.forecast_text import forecast_lines
+from fencepost.commandline.live_set import add_live, live_jobs
 from fencepost.commandline.parameters import InstantParam, json_option
 from fencepost.declarations.application import found_jobs
 from fencepost.declarations.job_file import read_job_file
@@ -22,8 +23,6 @@ from fencepost.errors import FencepostError
 from fencepost.forecast.forecast import Forecast, make_forecast
 from fencepost.forecast.schedule_files import add_file, declared_jobs
 from fencepost.forecast.schedule_set import ScheduledJob, ScheduleSet
-from fencepost.schedules.errors import InvalidSchedule
-from fencepost.schedules.zones import TZDATA_VERSION
 
 EXIT_OVER_LIMIT = 4
 LONGEST_HORIZON = timedelta(days=31)  # 42 MB of seconds
@@ -79,7 +78,7 @@ def forecast(
       the nights on which clocks are changed, and the runs that they move
       the slots that each queue's workers need, on average and at the worst moment
       what `H` or jitter on the heaviest schedules of the worst second would save
-      the seconds over --limit-per-second, and with --with those that the file pushes over it
+      the seconds over --limit-per-second, and with --with those of them in which the file's jobs fire
 
     \b
     Examples
@@ -122,7 +121,9 @@ async def _ask(connection: Connection, found: ScheduleSet, extra: ScheduleSet, a
     async with connection.async_client() as client:
         declared = [] if added is None else await _declared(client, found.start, added)
         replaced = {job.job_id for job in declared}
-        await _add_live(client, found, replaced)
+        async for job in live_jobs(client):
+            if job.job_id not in replaced:
+                add_live(found, job)
         for job in declared:
             found.add(job)
             extra.add(job)
@@ -138,34 +139,6 @@ async def _declared(client: FencepostClient, start: datetime, file: Path) -> lis
     jobs = declared_jobs(declared, start, tenant)
     names = (f"{declared.name}/{name}" for name in declared.jobs)
     return [job._replace(job_id=ids.get(name, job.job_id)) for name, job in zip(names, jobs, strict=True)]
-
-
-async def _add_live(client: FencepostClient, found: ScheduleSet, replaced: set[str]) -> None:
-    page = await client.live_schedules()
-    if page.tzdata != TZDATA_VERSION:
-        click.echo(
-            f"the server's time zones are {page.tzdata}, those here {TZDATA_VERSION}: times may differ", err=True
-        )
-    with click.progressbar(length=0, label="reading", file=sys.stderr, hidden=page.next is None) as bar:
-        while True:
-            for live in page.schedules:
-                job_id = str(live.job_id)
-                if job_id not in replaced:
-                    _add(
-                        found, ScheduledJob(job_id, live.queue, bytes(live.schedule), live.created_at, live.next_run_at)
-                    )
-            bar.update(len(page.schedules))
-            if page.next is None:
-                return
-            page = await client.live_schedules(after=page.next)
-
-
-def _add(found: ScheduleSet, job: ScheduledJob) -> None:
-    """A server of another version may have schedules that this client does not know."""
-    try:
-        found.add(job)
-    except InvalidSchedule as error:
-        found.refuse(f"job {job.job_id}: {error}")
 
 
 async def _observed(client: FencepostClient) -> dict[str, float]:

@@ -124,9 +124,9 @@ def _limit_lines(over: OverLimit) -> Iterator[str]:
         return
     yield f"{_count(over.seconds, 'second')} with more than {_count(over.per_second, 'run')}"
     yield from _few(over.first, over.seconds)
-    if over.pushed:
-        yield f"{_count(over.pushed, 'second')} pushed over it by the jobs that are added"
-        yield from _few(over.first_pushed, over.pushed)
+    if over.crowded:
+        yield f"{_count(over.crowded, 'second')} of them in which the jobs that are added fire"
+        yield from _few(over.first_crowded, over.crowded)
 
 
 def _few(busy: Sequence[Busy], of: int) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -10,6 +11,7 @@ import click
 
 from fencepost.commandline.connection import UUID_PARAM, Connection, pass_connection
 from fencepost.commandline.job_options import changed_spec, job_options, new_spec
+from fencepost.commandline.live_set import warn_of_crowded_seconds
 from fencepost.commandline.parameters import InstantParam, JsonParam, json_option, key_option
 from fencepost.commandline.rendering import print_fields, print_structs
 from fencepost.models import BackfillAnswer, BackfilledRun, CommandAnswer
@@ -22,10 +24,18 @@ def jobs() -> None:
 
 @jobs.command()
 @job_options
+@click.option("--warn-per-second", type=click.IntRange(1), metavar="N", help="Warn of seconds with more than N runs.")
 @key_option
 @json_option
 @pass_connection
-def create(connection: Connection, /, idempotency_key: str | None, as_json: bool, **options: Any) -> None:
+def create(
+    connection: Connection,
+    /,
+    warn_per_second: int | None,
+    idempotency_key: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Create a job, with exactly one of --cron, --every, --at and --in.
 
     \b
@@ -35,11 +45,17 @@ def create(connection: Connection, /, idempotency_key: str | None, as_json: bool
       fencepost jobs create --queue bill --cron "0 6 1 * *" --exclude-date 2027-01-01 --catch-up all
       fencepost jobs create --queue mail --at 2026-12-24T18:00:00+01:00
       fencepost jobs create --queue mail --in 90 --idempotency-key order-4711-reminder
+      fencepost jobs create --queue mail --cron "0 0 * * *" --warn-per-second 5000
+
+    With --warn-per-second all live schedules are read, and the seconds of the next week in which the new job fires are
+    counted; the job is created all the same.
     """
     spec = new_spec(options)
     with connection.client() as client:
         answer = client.create_job(spec, idempotency_key=idempotency_key)
     _print_answer(answer, as_json)
+    if warn_per_second is not None and answer.applied:
+        asyncio.run(warn_of_crowded_seconds(connection, answer.job_id, warn_per_second))
 
 
 @jobs.command()

@@ -37,14 +37,14 @@ class WorstSecond(Struct, frozen=True):
 class OverLimit(Struct, rename="camel", frozen=True, kw_only=True):
     """seconds: how many have more than `per_second` runs; first: the first of them.
 
-    pushed: those that would not, were it not for the jobs that are added; first_pushed: the first of these.
+    crowded: those of them in which jobs that are added fire; first_crowded: the first of these.
     """
 
     per_second: int
     seconds: int
     first: list[Busy]
-    pushed: int = 0
-    first_pushed: list[Busy] = []
+    crowded: int = 0
+    first_crowded: list[Busy] = []
 
 
 class Forecast(Struct, rename="camel", frozen=True, kw_only=True):
@@ -164,11 +164,11 @@ def _runs_added(added: ScheduleSet | None, fires: FireSeconds) -> Counter[int]:
 
 def _over(loads: SecondLoads, limit: int, added: Counter[int]) -> OverLimit:
     over = list(loads.over(limit))
-    pushed = [busy for busy in over if busy.runs - added[int(busy.at.timestamp())] <= limit]
+    crowded = [busy for busy in over if added[int(busy.at.timestamp())]]
     return OverLimit(
         per_second=limit,
         seconds=len(over),
         first=over[:MOST_OVER],
-        pushed=len(pushed),
-        first_pushed=pushed[:MOST_OVER],
+        crowded=len(crowded),
+        first_crowded=crowded[:MOST_OVER],
     )
