@@ -18,6 +18,7 @@ from typing import Any
 from uuid import uuid4
 
 import psycopg
+import uvloop
 from confluent_kafka import Producer
 from psycopg import sql
 
@@ -93,7 +94,7 @@ def relay(pipe: Connection, dsn: str, bootstrap: str, prefix: str) -> None:
         await relaying
         pipe.send(cpu_s())
 
-    asyncio.run(run())
+    uvloop.run(run())  # as the role does
 
 
 def bare_relay(pipe: Connection, dsn: str, bootstrap: str, topic: str) -> None:

@@ -31,7 +31,10 @@ BATCH_BYTES = 16 * 1024 * 1024
 BATCH_MAX_ROWS = 500
 FIRST_BATCH_ROWS = 16
 
-_IDLE_MIN_S, _IDLE_MAX_S = 0.005, 0.1
+# A batch costs about a millisecond however small it is, so what comes next waits for company; what comes after some
+# silence is as late as the relay's look is.
+_COMPANY_S = 0.05
+_IDLE_MAX_S = 0.1
 _STANDBY_S = 0.5
 _RETRY_S = 0.5
 _ACK_LOOK_S = 0.5
@@ -95,17 +98,17 @@ class OutboxRelay:
 
     async def _relay(self, conn: Connection, stop: asyncio.Event) -> None:
         publisher = EventPublisher(self._bootstrap, self._topics.run_events, self._codec)
-        idle_s = _IDLE_MIN_S
+        idle_s = _COMPANY_S
         try:
             while not stop.is_set():
                 await self._observe(conn)
-                rows = await read_outbox(conn, self._batch_rows, micros=True)
+                wanted = self._batch_rows
+                rows = await read_outbox(conn, wanted, micros=True)
                 if rows:
-                    idle_s = _IDLE_MIN_S
                     await self._move(conn, publisher, rows, stop)
-                else:
+                if len(rows) < wanted:
+                    idle_s = _COMPANY_S if rows else min(2 * idle_s, _IDLE_MAX_S)
                     await _pause(stop, idle_s)
-                    idle_s = min(2 * idle_s, _IDLE_MAX_S)
         finally:
             await asyncio.to_thread(publisher.close)
 
