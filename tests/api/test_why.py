@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -23,7 +24,7 @@ from schemas.commands import JobSpec, Overlap, definition_json
 from schemas.ids import new_id, partition_of_job, run_id_for
 from tests.api.conftest import Caller, Callers, Past, with_history
 from tests.api.owner import Owner
-from tests.ledger_fixtures import PARTITIONS
+from tests.ledger_fixtures import PARTITIONS, PATIENCE_S
 
 HOUR = timedelta(hours=1)
 # Hourly occurrences around a time in the past, of a job that was created a little before.
@@ -34,6 +35,18 @@ CREATED = NINE - timedelta(minutes=30)
 @pytest.fixture
 def settings(settings: ApiSettings, past: Past) -> ApiSettings:
     return with_history(settings, past)
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the history does not know yet is waited for as long as a busy machine may need."""
+    monkeypatch.setattr("api.why.HISTORY_CATCHES_UP_S", PATIENCE_S)
+
+
+@pytest.fixture
+def impatience(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Call it where the history will never know."""
+    return lambda: monkeypatch.setattr("api.why.HISTORY_CATCHES_UP_S", 0.5)
 
 
 async def why(caller: Caller, run_id: UUID | str) -> dict[str, Any]:
@@ -236,11 +249,12 @@ async def test_a_backfilled_run_names_the_one_before_it_while_that_waits_for_its
 
 
 async def test_what_the_history_has_not_heard_of_yet_is_said_to_be_missing(
-    worker: Caller, operator: Caller, owner: Owner, past: Past
+    worker: Caller, operator: Caller, owner: Owner, past: Past, impatience: Callable[[], None]
 ) -> None:
     [run_id] = await owner.make_due()
     await why(operator, run_id)
     await past.stop_hearing()
+    impatience()
     run = await lease_one(worker)
     answer = await why(operator, run_id)
     assert (answer["incomplete"], answer["state"]) == (True, "leased")
@@ -249,9 +263,10 @@ async def test_what_the_history_has_not_heard_of_yet_is_said_to_be_missing(
 
 
 async def test_another_tenant_s_run_does_not_exist_and_another_queue_s_is_refused(
-    callers: Callers, owner: Owner
+    callers: Callers, owner: Owner, impatience: Callable[[], None]
 ) -> None:
     [run_id] = await owner.make_due()
+    impatience()
     stranger, scoped = await callers("operator", tenant="umbra"), await callers("operator", queues=["other"])
     assert (await stranger.get(f"/v1/runs/{run_id}/why")).status_code == 404
     assert (await stranger.get(f"/v1/runs/{new_id()}/why")).status_code == 404
@@ -357,11 +372,14 @@ async def test_an_occurrence_during_a_pause_was_skipped_by_it(job: HourlyJob, op
     assert (await occurrence(operator, job.job_id, NINE + 3 * HOUR))["decision"] == "run"
 
 
-async def test_an_occurrence_that_nobody_decided_is_not_explained_away(job: HourlyJob, operator: Caller) -> None:
+async def test_an_occurrence_that_nobody_decided_is_not_explained_away(
+    job: HourlyJob, operator: Caller, impatience: Callable[[], None]
+) -> None:
     async with job.transaction() as tx:
         await make_job(tx, job.job_id, NINE)
         after = NINE + 3 * HOUR
         await advance_jobs(tx, [Advance(job.job_id, 1, NINE, after, job.run_id(after), after)], now=NINE)
+    impatience()
     assert (await occurrence(operator, job.job_id, NINE + HOUR))["decision"] == "unrecorded"
 
 
