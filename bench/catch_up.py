@@ -1,9 +1,10 @@
 """Whether catching up delays what is on time: minutely jobs that were down with catchUp all, beside another queue.
 
-    python -m bench.catch_up [--jobs 20000] [--down-hours 2] [--seconds 40]
+    python -m bench.catch_up [--jobs 20000] [--down-hours 2] [--seconds 40] [--rate 500]
 
 A broker, a Postgres and one streams role of their own, the role in this process. The other queue's one-offs are due
-every 100 ms while the role catches up; their lateness runs from the due time to the hint's arrival at a consumer.
+every 100 ms while the role catches up; their lateness runs from the due time to the hint's arrival at a consumer. How
+long the role's event loop was held up is told as it seemed, and as what it computed meanwhile: others use the machine.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from bench.cluster import report
 from bench.commands import A_TRANSACTION, PARTITIONS, new_ledger, servers
 from ledger.connection import Pool, ledger_pool
 from ledger.fence import owner_transaction, take_over
+from ledger.queue_settings import set_rate
 from schemas.codec import Codec
 from schemas.commands import CreateJob, JobSpec
 from schemas.ids import new_id, partition_of_job
@@ -38,6 +40,7 @@ LIVE = "live"
 LIVE_PERIOD = timedelta(milliseconds=100)
 WARM_UP_S = 5.0
 MOST_LATE_MS = 5_000
+LOOP_LOOK_S = 0.01
 
 
 def create(spec: JobSpec, issued_at: datetime) -> CreateJob:
@@ -89,13 +92,27 @@ class HintWatch:
                     self.seen.setdefault(UUID(bytes=ids[start : start + 16]), now)
 
 
+class LoopWatch:
+    """The longest that the event loop has not come round: by the clock, and by what its thread computed."""
+
+    def __init__(self) -> None:
+        self.held_up_ms = self.computed_ms = 0.0
+
+    async def run(self) -> None:
+        while True:
+            clock_s, computed_s = time.monotonic(), time.thread_time()
+            await asyncio.sleep(LOOP_LOOK_S)
+            self.held_up_ms = max(self.held_up_ms, (time.monotonic() - clock_s - LOOP_LOOK_S) * 1000)
+            self.computed_ms = max(self.computed_ms, (time.thread_time() - computed_s) * 1000)
+
+
 async def count(pool: Pool, query: str) -> int:
     async with pool.connection() as conn:
         row = await (await conn.execute(query.encode())).fetchone()
     return int(row[0]) if row else 0
 
 
-async def measure(jobs: int, down_hours: float, seconds: float) -> dict[str, Any]:
+async def measure(jobs: int, down_hours: float, seconds: float, rate: float | None) -> dict[str, Any]:
     with servers() as (dsn, bootstrap), tempfile.TemporaryDirectory(prefix="fencepost-bench-") as folder:
         ledger, topics = await new_ledger(dsn), Topics(f"bench-{uuid4().hex[:8]}")
         create_topics(bootstrap, topics, PARTITIONS)
@@ -103,17 +120,19 @@ async def measure(jobs: int, down_hours: float, seconds: float) -> dict[str, Any
             minutely = JobSpec(queue="behind", schedule={"cron": "* * * * *"}, catch_up="all")
             down_since = datetime.now(UTC) - timedelta(hours=down_hours)
             await fill(pool, [create(minutely, down_since) for _ in range(jobs)])
+            async with pool.connection() as conn:
+                await set_rate(conn, "bench", "behind", rate, "bench")
             role, stop, ownership = (
                 StreamsRole("bench", ledger, bootstrap, topics, Codec(), Path(folder)),
                 asyncio.Event(),
                 Ownership("bench", 6.0),
             )
-            watch = HintWatch(bootstrap, topics.ready)
+            watch, loop = HintWatch(bootstrap, topics.ready), LoopWatch()
             begin = datetime.now(UTC) + timedelta(seconds=12 + WARM_UP_S)
             due = [begin + number * LIVE_PERIOD for number in range(int(timedelta(seconds=seconds) / LIVE_PERIOD))]
             await fill(pool, [create(JobSpec(queue=LIVE, schedule={"runAt": at.isoformat()}), begin) for at in due])
             with watch.watching():
-                running = asyncio.create_task(role.run(stop, ownership))
+                running, looking = asyncio.create_task(role.run(stop, ownership)), asyncio.create_task(loop.run())
                 while len(ownership.partitions()) < PARTITIONS:  # noqa: ASYNC110 - nobody announces it
                     await asyncio.sleep(0.05)
                 owned_at = datetime.now(UTC)
@@ -123,6 +142,7 @@ async def measure(jobs: int, down_hours: float, seconds: float) -> dict[str, Any
                 caught_up = (await count(pool, "SELECT count(*) FROM runs") - before) / (time.monotonic() - began)
                 left = await count(pool, "SELECT count(*) FROM jobs WHERE next_fire_at < now() - interval '1 minute'")
                 await asyncio.sleep(MOST_LATE_MS / 1000)
+                looking.cancel()
             stop.set()
             await running
             return figures(await due_times(pool), watch.seen) | {
@@ -130,6 +150,8 @@ async def measure(jobs: int, down_hours: float, seconds: float) -> dict[str, Any
                 "owned before the first was due, s": (begin - owned_at).total_seconds(),
                 "runs made up a second": caught_up,
                 "jobs still behind": left,
+                "loop held up at most, ms": loop.held_up_ms,
+                "loop computing at most, ms": loop.computed_ms,
             }
 
 
@@ -154,8 +176,9 @@ def figures(due: dict[UUID, datetime], seen: dict[UUID, datetime]) -> dict[str, 
 @click.option("--jobs", default=20_000, show_default=True)
 @click.option("--down-hours", default=2.0, show_default=True)
 @click.option("--seconds", default=40.0, show_default=True, help="how long the other queue is watched")
-def main(jobs: int, down_hours: float, seconds: float) -> None:
-    report("catch_up", asyncio.run(measure(jobs, down_hours, seconds)))
+@click.option("--rate", type=float, help="the rate of the queue that is caught up with; none unless given")
+def main(jobs: int, down_hours: float, seconds: float, rate: float | None) -> None:
+    report("catch_up", asyncio.run(measure(jobs, down_hours, seconds, rate)))
 
 
 if __name__ == "__main__":

@@ -9,12 +9,15 @@ WORK_S = 0.01
 
 
 class Breath:
-    """Called often by a long piece of work, lets the loop go on now and then. What the work reads may change then."""
+    """Called often by a long piece of work, lets the loop go on now and then."""
 
     def __init__(self) -> None:
         self._since = time.monotonic()
 
-    async def take(self) -> None:
-        if time.monotonic() - self._since >= WORK_S:
-            await asyncio.sleep(0)
-            self._since = time.monotonic()
+    async def take(self) -> bool:
+        """Whether the loop went on: then whatever the work has read may be otherwise now."""
+        if time.monotonic() - self._since < WORK_S:
+            return False
+        await asyncio.sleep(0)
+        self._since = time.monotonic()
+        return True

@@ -9,6 +9,7 @@ from ledger.jobs import Job, read_jobs, read_partition_jobs
 from ledger.runs import LiveRun, read_partition_runs, read_runs
 from schemas.commands import LANES
 from schemas.events import Event
+from streams.breath import Breath
 from streams.effects import job_event
 from streams.partition_memory import PartitionMemory
 from streams.timing_state import to_us
@@ -58,7 +59,9 @@ def take_in(memory: PartitionMemory, run_ids: list[bytes], live: list[LiveRun]) 
 async def _take_jobs(memory: PartitionMemory, pool: Pool, partition: int) -> None:
     async with session(pool) as conn:
         jobs = await read_partition_jobs(conn, partition)
+    breath = Breath()
     for start in range(0, len(jobs), _BATCH):
+        await breath.take()
         memory.fold([job_event_of(job) for job in jobs[start : start + _BATCH]])
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from ledger.connection import Pool
 from schemas.errors import LedgerUnavailable
+from streams.breath import Breath
 from streams.ledger_clock import LedgerClock
 from streams.metrics import TIMERS_LOADED
 from streams.partition_owner import PartitionOwner
@@ -34,7 +35,7 @@ class Timekeeper:
         """Tick until cancelled."""
         while True:
             self._wake.clear()
-            next_us = self._tick()
+            next_us = await self._tick()
             delay_us = next_us - self._clock.now_us()
             if delay_us > 0:
                 with suppress(TimeoutError):
@@ -42,11 +43,13 @@ class Timekeeper:
             else:
                 await asyncio.sleep(0)
 
-    def _tick(self) -> int:
-        now_us = self._clock.now_us()
-        next_us, timers = now_us + LONGEST_SLEEP_US, 0
-        for owner in self._owners():
-            due_us = owner.tick(now_us)
+    async def _tick(self) -> int:
+        """One round of all owners. After an outage each has much to do, so the loop may go on between them."""
+        next_us, timers, breath = self._clock.now_us() + LONGEST_SLEEP_US, 0, Breath()
+        for owner in list(self._owners()):
+            if await breath.take() and owner not in self._owners():
+                continue  # it was let go meanwhile
+            due_us = owner.tick(self._clock.now_us())
             timers += owner.timers()
             if due_us is not None and due_us < next_us:
                 next_us = due_us
