@@ -21,6 +21,7 @@ from ledger.partitions import PartitionStatus, list_partitions
 from schemas.codec import Codec
 from schemas.commands import Command
 from streams import event_feed
+from streams.metrics import DECIDED_THROUGH_SECONDS
 from streams.outbox_relay import OutboxRelay
 from streams.ownership import Ownership
 from streams.streams_role import StreamsRole
@@ -163,6 +164,19 @@ async def test_a_third_role_gets_its_share_and_the_others_keep_theirs_undisturbe
             moved = [new for new in after if new.owner == c.nonce]
             assert all(new.epoch == before[new.partition].epoch + 1 for new in moved)
         await until(lambda: sorted(a.partitions() + b.partitions()) == ALL)
+
+
+async def test_partitions_in_which_nothing_comes_due_are_decided_through_a_moment_ago(streams: Streams) -> None:
+    async with streams.role("a") as a:
+        await until(lambda: a.partitions() == ALL)
+        [now] = await fetch(streams.pool, "SELECT clock_timestamp()")
+        await until(lambda: _all_are_decided_through(streams, now))
+        gauges = [DECIDED_THROUGH_SECONDS.labels(partition) for partition in ALL]
+        await until(lambda: min(gauge._value.get() for gauge in gauges) >= now.timestamp())
+
+
+async def _all_are_decided_through(streams: Streams, instant: datetime) -> bool:
+    return all(status.decided_through >= instant for status in await streams.partitions())
 
 
 async def test_reading_every_command_again_from_offset_0_changes_nothing(streams: Streams) -> None:
