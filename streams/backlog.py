@@ -18,13 +18,14 @@ class Missed(NamedTuple):
     """A job's next occurrence to make up for. In the order of these, the oldest is first.
 
     at_us: its nominal time, or an earlier one. version: the job's, when that was found out. is_pending: it has its run,
-    which is due as scheduled; else the run is to be made.
+    which is due as scheduled; else the run is to be made. pending_is_late: the run before it could not start any more.
     """
 
     at_us: int
     job_id: bytes
     version: int
     is_pending: bool
+    pending_is_late: bool = False
 
 
 class Backlog:

@@ -123,7 +123,6 @@ class _Job:
     cursor: datetime
     version: int
     moves: list[Advance] = field(default_factory=list)
-    starts_too_late: bool = False  # its pending run would
     _found: CatchUp | None = None
 
     def look(self, now: datetime, starts_at: datetime) -> CatchUp:
@@ -146,8 +145,6 @@ class _Job:
 
     def move(self, found: CatchUp, partition: int) -> None:
         """To the occurrence that was found."""
-        if self.starts_too_late and not self.moves:
-            found = found._replace(cursor_skipped=found.cursor_skipped or DEADLINE)
         self.moves += moves_of(self.job_id, self.version, self.cursor, found, partition)
         self.version += len(found.skipped)
         self.cursor = found.next_fire or self.cursor
@@ -186,11 +183,11 @@ class _Plan:
         if missed.is_pending:
             self._spread_pending(job, found)
         elif found.due_at is None or self._now - found.due_at <= _GRACE:  # on time, or still to come
-            self._make(job, found)
+            self._make(job, found, missed)
         elif found.next_fire is not None and (at_us := to_us(found.next_fire)) > missed.at_us:
             heappush(self._left, missed._replace(at_us=at_us))  # another one may be older
         else:
-            self._make(job, found, self._pace.take())
+            self._make(job, found, missed, self._pace.take())
         return True
 
     def _begin(self, missed: Missed) -> _Job | None:
@@ -207,16 +204,19 @@ class _Plan:
 
     def _spread_pending(self, job: _Job, found: CatchUp) -> None:
         """The run that waits already gets an instant, unless it is not to run or is not late."""
+        too_late = False
         if found.cursor_skipped is None and self._now - job.due() > _GRACE:
             if job.may_start(self._pace.next):
                 self.moved.append((run_id_for(job.job_id, job.cursor, self._partition), self._pace.take()))
             else:
-                job.starts_too_late = True
+                too_late = True
         self._decided += 1
-        heappush(self._left, Missed(to_us(job.cursor), job.job_id.bytes, job.version, is_pending=False))
+        heappush(self._left, Missed(to_us(job.cursor), job.job_id.bytes, job.version, False, too_late))
 
-    def _make(self, job: _Job, found: CatchUp, spread_at: datetime | None = None) -> None:
+    def _make(self, job: _Job, found: CatchUp, missed: Missed, spread_at: datetime | None = None) -> None:
         """Move the job on. spread_at: when the run is due that this makes; as scheduled unless given."""
+        if missed.pending_is_late:
+            found = found._replace(cursor_skipped=found.cursor_skipped or DEADLINE)
         job.move(found, self._partition)
         if spread_at is not None:
             job.moves[-1] = job.moves[-1]._replace(spread_at=spread_at, rate_version=self._rate.version)

@@ -232,6 +232,20 @@ async def test_what_could_not_start_at_its_instant_any_more_is_skipped_and_takes
     assert set(start_by) == {timedelta(seconds=270)}
 
 
+@pytest.mark.parametrize("batch", [1, 2, 500])
+async def test_a_run_that_waited_and_could_not_start_at_its_instant_is_skipped_in_whichever_turn(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    monkeypatch.setattr("streams.spreading.SPREAD_BATCH", batch)
+    await simulation.set_rate(1 / 600)
+    jobs = [await job(simulation, "35 8 * * *", start_deadline_seconds=700) for _ in range(3)]
+    await restart(simulation)
+    late = FIRST + 5 * MINUTE
+    assert [each for each in await due(simulation, *jobs) if each[0] < BACK] == [(late, BACK)]
+    skipped = [await simulation.skipped(each) for each in jobs]
+    assert sorted(skipped, key=len) == [{}, {"start deadline": 1}, {"start deadline": 1}]
+
+
 async def test_only_the_newest_are_made_up_for_beyond_the_limit(simulation: Simulation) -> None:
     await simulation.set_rate(2)
     job_id = await job(simulation, catch_up_limit=4)
