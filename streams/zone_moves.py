@@ -8,7 +8,7 @@ are treated alike: while a fleet runs both, a partition's jobs move once each ti
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple
 from uuid import UUID
@@ -19,7 +19,7 @@ from ledger.connection import Pool, session
 from ledger.edits import Edit, update_jobs
 from ledger.fence import OwnerTransaction
 from ledger.jobs import Job, policies_of, read_jobs
-from ledger.zone_rules import StaleJob, find_stale_jobs, has_rules, keep_rules, lock_unstarted, read_rules, stamp_jobs
+from ledger.zone_rules import find_stale_jobs, has_rules, keep_rules, lock_unstarted, read_rules, stamp_jobs
 from schemas.carry_over import carry_over
 from schemas.commands import JobSpec
 from schemas.errors import InvalidSchedule
@@ -59,7 +59,8 @@ async def follow_zone_rules(pool: Pool, partition: int, begin: Begin) -> Followe
     if not is_kept:
         async with begin() as tx:
             await keep_rules(tx, {zone: zone_data(zone) for zone in zone_names()})
-    moving = {job.job_id: _former_zone(job, former) for job in stale if _may_move(job, former)}
+    changed = _changed_zones({(job.tzdata_version, job.zone) for job in stale}, former)
+    moving = {job.job_id: changed[key] for job in stale if (key := (job.tzdata_version, job.zone)) in changed}
     events: list[Event] = []
     for job_ids in _batches(list(moving), _MOVED_AT_ONCE):
         async with begin() as tx:
@@ -76,24 +77,20 @@ async def stamp(job_ids: Sequence[UUID], begin: Begin) -> None:
             await stamp_jobs(tx, batch)
 
 
-Former = Mapping[str, Mapping[str, bytes]]
+_Key = tuple[str | None, str | None]  # a version of tzdata, and a zone
 
 
-def _may_move(job: StaleJob, former: Former) -> bool:
-    """Not without a zone, nor when both versions of tzdata say the same of it."""
-    if job.zone in (None, "UTC"):
-        return False
-    assert job.zone is not None
-    return job.zone not in zone_names() or _kept(job, former) != zone_data(job.zone)
-
-
-def _former_zone(job: StaleJob, former: Former) -> KeptZone | None:
-    kept = _kept(job, former)
-    return KeptZone.of(job.zone, kept) if job.zone and kept else None
-
-
-def _kept(job: StaleJob, former: Former) -> bytes | None:
-    return former.get(job.tzdata_version or "", {}).get(job.zone or "")
+def _changed_zones(keys: Iterable[_Key], former: Mapping[str, Mapping[str, bytes]]) -> dict[_Key, KeptZone | None]:
+    """Those of the zones that have other rules here, with the rules of that version; None for rules nobody kept."""
+    changed: dict[_Key, KeptZone | None] = {}
+    for version, zone in keys:
+        if zone in (None, "UTC"):
+            continue
+        assert zone is not None
+        kept = former.get(version or "", {}).get(zone)
+        if zone not in zone_names() or kept != zone_data(zone):
+            changed[version, zone] = KeptZone.of(zone, kept) if kept else None
+    return changed
 
 
 async def _move(tx: OwnerTransaction, former: Mapping[UUID, KeptZone | None]) -> list[Event]:
