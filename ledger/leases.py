@@ -40,8 +40,10 @@ class LeasedRun(NamedTuple):
     lease_s: float
 
 
+# What is given is counted from here, not from the transaction's begin: it may have waited for the fence since.
+_FROM_HERE = "coalesce(%(now)s::timestamptz, statement_timestamp())"
 # The ledger's own word for how much of a lease is left: no other clock can tell.
-LEASE_LEFT_S = "extract(epoch FROM r.lease_expires_at - coalesce(%(now)s::timestamptz, now()))::float8"
+LEASE_LEFT_S = f"extract(epoch FROM r.lease_expires_at - {_FROM_HERE})::float8"
 
 _ASKED = """
     unnest(%(run_ids)b::uuid[], %(epochs)b::bigint[], %(worker_ids)b::text[], %(visibility_s)b::float8[])
@@ -63,12 +65,11 @@ def _leasable(overlap: str) -> str:
 
 
 # least() passes over the NULL of an attempt without an end.
-_TAKE = """
+_TAKE = f"""
     SET state = 'leased', version = r.version + 1, attempt = r.attempt + 1, lease_token = r.lease_token + 1,
         worker_id = ask.worker_id, progress = NULL,
-        attempt_ends_at = coalesce(%(now)s::timestamptz, now()) + r.timeout_s * interval '1 second',
-        lease_expires_at = coalesce(%(now)s::timestamptz, now())
-            + least(ask.visibility_s, r.timeout_s) * interval '1 second'
+        attempt_ends_at = {_FROM_HERE} + r.timeout_s * interval '1 second',
+        lease_expires_at = {_FROM_HERE} + least(ask.visibility_s, r.timeout_s) * interval '1 second'
 """
 _LEASED = """
     r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version, r.attempt, r.lease_token, r.lease_expires_at,
@@ -172,7 +173,7 @@ EXTEND_LEASES = f"""
 UPDATE runs r
 SET lease_expires_at = CASE WHEN r.cancel_reason IS NOT NULL THEN r.lease_expires_at ELSE least(
         r.attempt_ends_at, greatest(
-            r.lease_expires_at, coalesce(%(now)s::timestamptz, now()) + c.visibility_s * interval '1 second')) END,
+            r.lease_expires_at, {_FROM_HERE} + c.visibility_s * interval '1 second')) END,
     progress = coalesce(left(c.progress, 1000), r.progress)
 FROM unnest(%(run_ids)b::uuid[], %(lease_tokens)b::bigint[], %(visibility_s)b::float8[], %(tenants)b::text[],
             %(queues)b::text[], %(progress)b::text[])

@@ -144,8 +144,8 @@ class Simulation:
         await self.owner._sweep()
         await self.work()
 
-    async def lease(self, *run_ids: UUID, visibility_s: float = 30) -> list[LeasedRun]:
-        asks = [LeaseAsk(run_id, self.fence.epoch, "worker", visibility_s) for run_id in run_ids]
+    async def lease(self, *run_ids: UUID, visibility_s: float = 30, worker_id: str = "worker") -> list[LeasedRun]:
+        asks = [LeaseAsk(run_id, self.fence.epoch, worker_id, visibility_s) for run_id in run_ids]
         async with api_transaction(self.pool, run_ids) as conn:
             return await lease_runs(conn, asks, now=self.now)
 
