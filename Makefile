@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 # Absolute, so that the fallback below also works from a recipe that changes directory.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup lock copies format check test demo bench bench-lateness bench-drain up down clean
+.PHONY: help setup lock copies format check test demo bench bench-lateness bench-drain bench-enqueue bench-heartbeats \
+	bench-takeover bench-idle up down clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,13 +45,29 @@ test: setup  ## the whole suite on real Kafka and Postgres, which it starts and 
 demo: setup  ## one run's whole life: the stack, the real schedules, 1,000 one-off jobs, two workers, the proof
 	python -m examples.demo
 
-bench: bench-lateness bench-drain  ## the benchmarks below, one after the other; results also in bench/results/
+# Of all the benchmarks; BENCH="--peers none --scale 0.05" is a first look.
+BENCH ?=
+
+bench: setup  ## every benchmark beside its floor and the peers, which it installs: one table, and JSON in bench/results/
+	python -m bench.all $(BENCH)
 
 bench-lateness: setup  ## due to handler start: 200 one-offs over 20 s, then 5,000 in one second
-	python -m bench.lateness --spike 5000
+	python -m bench.lateness $(BENCH)
 
-bench-drain: setup  ## 20,000 due runs through HTTP with one worker process, beside the ledger floor
-	python -m bench.drain
+bench-drain: setup  ## 20,000 due runs through HTTP with one worker process: runs/s, WAL, CPU, history lag
+	python -m bench.drain $(BENCH)
+
+bench-enqueue: setup  ## jobs created a second, by Kafka packed and one a record, and by HTTP
+	python -m bench.enqueue $(BENCH)
+
+bench-heartbeats: setup  ## heartbeats a second, and the CPU time of one
+	python -m bench.heartbeats $(BENCH)
+
+bench-takeover: setup  ## owning 200,000 timers, from the ledger and from local state, and their memory
+	python -m bench.takeover $(BENCH)
+
+bench-idle: setup  ## CPU with 100,000 idle schedules, and with 5,000 queues that are waited on
+	python -m bench.idle $(BENCH)
 
 up: setup  ## start everything on this machine, with its data under state/
 	fencepostd up

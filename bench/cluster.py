@@ -75,9 +75,9 @@ def _cpu_s(process: psutil.Process) -> float:
     return 0.0
 
 
-def report(name: str, figures: dict[str, Any]) -> None:
-    """Print figures as a table and keep them as JSON under bench/results/."""
-    for key, value in figures.items():
+def report(name: str, figures: dict[str, Any], *, quiet: bool = False) -> None:
+    """Print figures as a table, unless quiet, and keep them as JSON under bench/results/."""
+    for key, value in () if quiet else figures.items():
         print(f"  {key:<44} {value:>14,.3f}" if isinstance(value, float) else f"  {key:<44} {value:>14}")
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")

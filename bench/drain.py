@@ -1,24 +1,26 @@
 """How fast due runs drain: one worker process through HTTP, beside the same transactions by a bare client.
 
-    python -m bench.drain [--runs 20000] [--rounds 3] [--batch 500]
+    python -m bench.drain [--runs 20000] [--batch 500] [--rounds 3] [--peers all]
 
-Each round drains the same number of runs twice, in turn: through the API (fenced, with history on Kafka, by the SDK's
-worker), and by a client that calls the ledger's own functions over one session (the floor). Medians, and their ratio.
+In turn: through the API (fenced, with history on Kafka, by the SDK's worker), by a client that calls the ledger's own
+functions over one session (the floor), and by each peer's own worker.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import statistics
 import subprocess
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Any
+from itertools import count
+from typing import NamedTuple
 
-from bench.cluster import cluster, cpu_seconds, report, say, wait_until, wal_bytes
+from bench.benchmark import Benchmark, Stage
+from bench.cluster import cpu_seconds, say, wait_until, wal_bytes
+from bench.compare import FLOOR, OURS, Contender, Figures
+from bench.http_load import call
 from fencepost import CommandProducer, JobSpec, at
 from fencepostd.local import LOCAL_TENANT, Local
 from ledger.completions import Completion, complete_runs
@@ -27,33 +29,49 @@ from ledger.fence import api_transaction
 from ledger.leases import LeaseAsk, lease_runs
 from ledger.runs import find_due
 
-
-def main() -> None:
-    options = parse()
-    with cluster() as local:
-        rounds = [one_round(local, number, options.runs, options.batch) for number in range(options.rounds)]
-    figures: dict[str, Any] = {"runs": options.runs, "rounds": options.rounds}
-    for key in rounds[0]:
-        figures[key] = statistics.median(each[key] for each in rounds)
-    figures["ratio to the floor"] = figures["drain, runs/s"] / figures["floor, runs/s"]
-    report("drain", figures)
+HISTORY_DEADLINE_S = 120.0
 
 
-def one_round(local: Local, number: int, runs: int, batch: int) -> dict[str, float]:
-    figures: dict[str, float] = {}
-    queue = f"drain-{number}"
+class Size(NamedTuple):
+    """batch: runs a transaction of the bare client."""
+
+    runs: int = 20_000
+    batch: int = 500
+
+
+def contenders(stage: Stage, size: Size) -> dict[str, Contender]:
+    numbers = count()
+
+    def ours() -> Figures:
+        return drained(stage.local, f"drain-{next(numbers)}", size.runs)
+
+    def bare() -> Figures:
+        queue = f"floor-{next(numbers)}"
+        fill(stage.local, queue, size.runs)
+        wal = wal_bytes(stage.dsn)
+        seconds = asyncio.run(floor(stage.dsn, queue, size.runs, size.batch))
+        figures = {"drained, runs/s": size.runs / seconds, "WAL, bytes/run": (wal_bytes(stage.dsn) - wal) / size.runs}
+        wait_until(stage.dsn, "SELECT count(*) FROM outbox", 0)
+        return figures
+
+    peers: dict[str, Contender] = {peer.name: lambda peer=peer: peer.drain(size.runs) for peer in stage.peers}  # type: ignore[misc]
+    return {OURS: ours, FLOOR: bare, **peers}
+
+
+def drained(local: Local, queue: str, runs: int) -> Figures:
+    """Of so many runs: from lease to history. The CPU time is that of each part, Postgres's included."""
     fill(local, queue, runs)
     wal, cpu = wal_bytes(local.stack.dsn), cpu_seconds(local)
-    drained = drain(local, queue, runs)
+    seconds = drain(local, queue, runs)
+    lag_s = history_lag_s(local, queue, runs)
     wait_until(local.stack.dsn, "SELECT count(*) FROM outbox", 0)
-    figures["drain, runs/s"] = runs / drained
-    figures["WAL, bytes/run (lease to history)"] = (wal_bytes(local.stack.dsn) - wal) / runs
-    for part, seconds in cpu_seconds(local).items():
-        figures[f"CPU, µs/run: {part}"] = (seconds - cpu[part]) / runs * 1e6
-    fill(local, f"floor-{number}", runs)
-    figures["floor, runs/s"] = runs / asyncio.run(floor(local.stack.dsn, f"floor-{number}", runs, batch))
-    wait_until(local.stack.dsn, "SELECT count(*) FROM outbox", 0)
-    say(f"round {number + 1}: " + ", ".join(f"{key} {value:,.0f}" for key, value in figures.items()))
+    figures = {
+        "drained, runs/s": runs / seconds,
+        "WAL, bytes/run": (wal_bytes(local.stack.dsn) - wal) / runs,
+        "history lag at the end, s": lag_s,
+    }
+    for part, used in cpu_seconds(local).items():
+        figures[f"CPU of {part}, µs/run"] = (used - cpu[part]) / runs * 1e6
     return figures
 
 
@@ -75,6 +93,17 @@ def drain(local: Local, queue: str, runs: int) -> float:
     return float(json.loads(done.stdout)["seconds"])
 
 
+def history_lag_s(local: Local, queue: str, runs: int) -> float:
+    """How much later than the worker the history has seen the last run's end."""
+    began = time.monotonic()
+    sql = f"SELECT count(*) FROM runs WHERE queue = '{queue}' AND state = 'completed'"
+    while call(local.url, local.token, "/v1/query", {"sql": sql})["rows"] != [[runs]]:
+        if time.monotonic() - began > HISTORY_DEADLINE_S:
+            raise TimeoutError(f"the history has not seen all of {queue} after {HISTORY_DEADLINE_S:.0f} s")
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
 async def floor(dsn: str, queue: str, runs: int, batch: int) -> float:
     """Seconds that a bare client takes for the same two fenced transactions a batch."""
     async with ledger_pool(dsn, size=1) as pool:
@@ -92,13 +121,7 @@ async def floor(dsn: str, queue: str, runs: int, batch: int) -> float:
         return time.monotonic() - started
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=500, help="runs a transaction of the bare client")
-    return parser.parse_args()
-
+BENCH = Benchmark("drain", "Due runs through one worker process, to the history.", Size(), contenders)
 
 if __name__ == "__main__":
-    main()
+    BENCH.main()

@@ -50,8 +50,10 @@ class EchoApp:
         if scope["path"] == "/wait":
             await self._wait(receive)
             body = b"{}"
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
-        await send({"type": "http.response.body", "body": msgspec.json.encode(msgspec.json.decode(body))})
+        answer = msgspec.json.encode(msgspec.json.decode(body))
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
 
     async def _wait(self, receive: Receive) -> None:
         gone, stopped = asyncio.ensure_future(receive()), asyncio.ensure_future(self.stopping.wait())

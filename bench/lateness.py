@@ -1,60 +1,137 @@
-"""How late runs start: one-off jobs spread over some seconds, from the due time to the handler's first line.
+"""How late runs start: one-off jobs spread over some seconds, and many in one second, from due to the handler's start.
 
-    python -m bench.lateness [--runs 200] [--seconds 20] [--spike 5000]
+    python -m bench.lateness [--runs 200] [--seconds 20] [--spike 5000] [--rounds 3] [--peers all]
 
-The clocks of the ledger and the worker are one here, so the figure needs no correction. `--spike N` also measures N
-runs that are all due in the same second.
+The clocks of the ledger and the worker are one here, so the figure needs no correction. The floor is a bare client
+that sleeps until the next run is due, and then leases what is due by primary key: the same SQL, without hints, HTTP or
+worker.
 """
 
 from __future__ import annotations
 
-import argparse
+import asyncio
 import json
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any, NamedTuple
 
-from bench.cluster import cluster, report, wait_until
+from bench.benchmark import Benchmark, Stage
+from bench.cluster import wait_until
+from bench.compare import FLOOR, OURS, Contender, Figures
 from fencepost import CommandProducer, JobSpec, at
 from fencepostd.local import LOCAL_TENANT, Local
+from ledger.completions import Completion, complete_runs
+from ledger.connection import Pool, ledger_pool, session
+from ledger.fence import api_transaction
+from ledger.leases import LeaseAsk, LeasedRun, lease_runs
+
+BATCH = 500
+SLOT_S = 0.005
 
 
-def main() -> None:
-    options = parse()
-    with cluster() as local:
-        figures = {"runs": options.runs, **measure(local, "spread", options.runs, options.seconds)}
-        if options.spike:
-            spike = measure(local, "spike", options.spike, 1.0)
-            figures |= {f"{options.spike} in a second: {key}": value for key, value in spike.items()}
-    report("lateness", figures)
+class Size(NamedTuple):
+    """spike: runs due in one second; 0 for none. notice: seconds from the first command to the first due time."""
+
+    runs: int = 200
+    seconds: float = 20.0
+    spike: int = 5_000
+    notice: float = 6.0
 
 
-def measure(local: Local, queue: str, runs: int, seconds: float) -> dict[str, float]:
-    """Lateness figures in milliseconds of `runs` one-offs spread evenly over `seconds`."""
-    begin = datetime.now(UTC) + timedelta(seconds=6)
-    with CommandProducer(local.stack.bootstrap, tenant=LOCAL_TENANT) as producer:
-        for number in range(runs):
-            due = begin + timedelta(seconds=seconds * number / runs)
-            producer.create_job(JobSpec(queue=queue, schedule=at(due)))
-    wait_until(local.stack.dsn, f"SELECT count(*) FROM runs WHERE queue = '{queue}'", runs)
-    command = [sys.executable, "-m", "bench.noop_worker", local.url, local.token, queue, str(runs), "1000"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds + 120)
-    lateness_ms = sorted(json.loads(done.stdout)["lateness_ms"])
+def contenders(stage: Stage, size: Size) -> dict[str, Contender]:
+    numbers = count()
+
+    def ours() -> Figures:
+        def one(runs: int, seconds: float) -> list[float]:
+            return worked(stage.local, f"late-{next(numbers)}", runs, seconds, size.notice)
+
+        return both(size, one)
+
+    def bare() -> Figures:
+        def one(runs: int, seconds: float) -> list[float]:
+            queue = f"late-floor-{next(numbers)}"
+            schedule(stage.local, queue, runs, seconds, size.notice)
+            return asyncio.run(bare_leases(stage.dsn, queue))
+
+        return both(size, one)
+
+    peers: dict[str, Contender] = {peer.name: lambda peer=peer: both(size, peer.lateness_ms) for peer in stage.peers}  # type: ignore[misc]
+    return {OURS: ours, FLOOR: bare, **peers}
+
+
+def both(size: Size, lateness_ms: Any) -> Figures:
+    """The figures of the spread runs, and of the spike. lateness_ms: of (runs, seconds), for those that started."""
+    figures = figures_of("spread", lateness_ms(size.runs, size.seconds), size.runs)
+    return figures | (figures_of("spike", lateness_ms(size.spike, 1.0), size.spike) if size.spike else {})
+
+
+def figures_of(name: str, lateness_ms: list[float], runs: int) -> Figures:
+    late = sorted(lateness_ms)
     return {
-        "p50, ms": lateness_ms[len(lateness_ms) // 2],
-        "p99, ms": lateness_ms[int(len(lateness_ms) * 0.99)],
-        "max, ms": lateness_ms[-1],
-        "min, ms": lateness_ms[0],
+        f"{name} p50, ms": late[len(late) // 2],
+        f"{name} p99, ms": late[int(len(late) * 0.99)],
+        f"{name} max, ms": late[-1],
+        f"{name} min, ms": late[0],
+        f"{name} started, %": 100 * len(late) / runs,
     }
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--spike", type=int, default=0)
-    return parser.parse_args()
+def schedule(local: Local, queue: str, runs: int, seconds: float, notice_s: float) -> None:
+    """One-offs spread evenly over so many seconds, from a moment on that leaves time to get ready."""
+    begin = datetime.now(UTC) + timedelta(seconds=notice_s)
+    with CommandProducer(local.stack.bootstrap, tenant=LOCAL_TENANT) as producer:
+        for number in range(runs):
+            producer.create_job(JobSpec(queue=queue, schedule=at(begin + timedelta(seconds=seconds * number / runs))))
+    wait_until(local.stack.dsn, f"SELECT count(*) FROM runs WHERE queue = '{queue}'", runs)
 
+
+def worked(local: Local, queue: str, runs: int, seconds: float, notice_s: float) -> list[float]:
+    """The lateness in ms of each run, as one worker process of the SDK sees it."""
+    schedule(local, queue, runs, seconds, notice_s)
+    command = [sys.executable, "-m", "bench.noop_worker", local.url, local.token, queue, str(runs), "1000"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds + 120)
+    lateness_ms: list[float] = json.loads(done.stdout)["lateness_ms"]
+    return lateness_ms
+
+
+async def bare_leases(dsn: str, queue: str) -> list[float]:
+    """The lateness in ms of each of the queue's runs, by a client that knows them all beforehand."""
+    async with ledger_pool(dsn, size=1) as pool:
+        waiting = await _waiting(pool, queue)
+        lateness_ms: list[float] = []
+        leased: list[LeasedRun] = []
+        while waiting:
+            now = datetime.now(UTC)
+            asks = [ask for due_at, ask in waiting[:BATCH] if due_at <= now]
+            if not asks:
+                await asyncio.sleep(min(SLOT_S, (waiting[0][0] - now).total_seconds()))
+                continue
+            async with api_transaction(pool, [ask.run_id for ask in asks]) as conn:
+                got = await lease_runs(conn, asks)
+            told = datetime.now(UTC)
+            lateness_ms += [(told - run.due_at).total_seconds() * 1000 for run in got]
+            leased += got
+            ids = {run.run_id for run in got}
+            waiting = [each for each in waiting if each[1].run_id not in ids]
+        for start in range(0, len(leased), BATCH):
+            part = leased[start : start + BATCH]
+            async with api_transaction(pool, [run.run_id for run in part]) as conn:
+                await complete_runs(conn, [Completion(run.run_id, run.lease_token) for run in part])
+        return lateness_ms
+
+
+async def _waiting(pool: Pool, queue: str) -> list[tuple[datetime, LeaseAsk]]:
+    async with session(pool) as conn:
+        cursor = await conn.execute(
+            "SELECT due_at, run_id, epoch FROM runs JOIN partitions USING (partition) WHERE queue = %s ORDER BY due_at",
+            (queue,),
+        )
+        return [(due_at, LeaseAsk(run_id, epoch, "floor", 30)) for due_at, run_id, epoch in await cursor.fetchall()]
+
+
+BENCH = Benchmark("lateness", "From due to the handler's start: spread, and in a spike.", Size(), contenders)
 
 if __name__ == "__main__":
-    main()
+    BENCH.main()

@@ -1,0 +1,70 @@
+"""Every benchmark, once and tiny: it runs, and writes its figures with their units. What they say is not looked at."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+import bench.cluster
+from bench import drain, enqueue, heartbeats, idle, lateness, takeover
+from bench.all import BENCHES
+from bench.benchmark import Stage
+from bench.compare import OURS, table
+from connectors.stack import KafkaBroker
+from fencepostd.local import Local
+
+TINY: dict[str, Any] = {
+    "lateness": lateness.Size(runs=3, seconds=0.3, spike=3, notice=2.0),
+    "drain": drain.Size(runs=20, batch=10),
+    "enqueue": enqueue.Size(jobs=40, http_jobs=4, one_by_one=2),
+    "heartbeats": heartbeats.Size(leases=4, seconds=0.2, batch=2),
+    "takeover": takeover.Size(timers=40),
+    "idle": idle.Size(schedules=4, queues=4, seconds=0.3),
+}
+EXPECTED = {
+    "lateness": {"spread p99, ms", "spike p99, ms", "floor: spike p99, ms, ratio to ours"},
+    "drain": {"drained, runs/s", "WAL, bytes/run", "history lag at the end, s", "floor: drained, runs/s"},
+    "enqueue": {"bulk, jobs/s", "bulk, one a record, jobs/s", "HTTP, 32 callers, jobs/s", "floor (SQL): bulk, jobs/s"},
+    "heartbeats": {"singly, heartbeats/s", "CPU singly, µs/heartbeat", "floor (HTTP): singly, heartbeats/s"},
+    "takeover": {"from the ledger, s", "from the local state, s", "memory after a start, MB/million timers"},
+    "idle": {"CPU with idle schedules, % of a core", "CPU with waiting queues, % of a core"},
+}
+UNIT = re.compile(r".+, (?:[\w%µ]+/[\w ]+|ms|s|MB|jobs|runs|%(?: of a core)?)(?:, ratio to ours)?")
+
+
+@pytest.fixture(scope="module")
+def stage(kafka_broker: KafkaBroker, postgres_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Every role, one of each, on the session's servers."""
+    database = f"bench_{uuid4().hex[:12]}"
+    with psycopg.connect(postgres_server, autocommit=True) as conn:
+        conn.execute(f"CREATE DATABASE {database}")
+    dsn = make_conninfo(postgres_server, dbname=database)
+    local = Local(tmp_path_factory.mktemp("bench"), print, kafka=kafka_broker.bootstrap, postgres=dsn, owners=1)
+    local.up()
+    yield Stage(local)
+    local.stack.down()
+    with psycopg.connect(postgres_server, autocommit=True) as conn:
+        conn.execute(f"DROP DATABASE {database} WITH (FORCE)")
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_every_benchmark_writes_its_figures_with_their_units(
+    name: str, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.cluster, "RESULTS", tmp_path / "results")
+    found = BENCHES[name].run(stage, TINY[name], 1)
+    assert found.skipped == {}
+    assert name in table([found])
+    written = json.loads((tmp_path / "results" / f"{name}.json").read_text())
+    assert set(written) >= EXPECTED[name]
+    assert set(written) - {*TINY[name]._fields, "rounds"} == set(found.flat())
+    assert [figure for figure in found.flat() if not UNIT.fullmatch(figure)] == []
+    assert all(value >= 0 for figure, value in found.medians[OURS].items() if "memory" not in figure)
