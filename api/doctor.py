@@ -9,22 +9,28 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from api.command_producer import CommandProducer
 from api.endpoints import Call
 from api.history_client import HistoryAway, HistoryClient, HistoryHealth
 from ledger.checkups import (
     PartitionsCheckup,
     RunsCheckup,
+    StalledJob,
     check_partitions,
     check_runs,
+    stalled_jobs,
     tzdata_versions,
 )
 from ledger.connection import Pool, session
 from ledger.outbox import outbox_lag
 from ledger.pauses import Pause, list_pauses
-from schemas.errors import LedgerUnavailable
+from schemas.commands import JobSpec
+from schemas.errors import InvalidSchedule, LedgerUnavailable
 from schemas.http import NoBody
 from schemas.http_explanations import Diagnosis, Finding
+from schemas.schedule import parse_schedule
 from schemas.zones import TZDATA_VERSION
 
 PROBE_TIMEOUT_S = 2.0
@@ -36,6 +42,7 @@ OVERDUE_WARN_S = 60.0
 EXPIRED_WARN_S, EXPIRED_FAIL_S = 5.0, 60.0
 OUTBOX_WARN_S, OUTBOX_FAIL_S = 10.0, 300.0
 HISTORY_WARN_RECORDS = 1_000
+STALLED_LIMIT = 1_000  # jobs whose definitions are looked at
 
 Status = Literal["ok", "warn", "fail"]
 _RANK: Sequence[Status] = ("ok", "warn", "fail")
@@ -50,6 +57,7 @@ class Checkup(NamedTuple):
     outbox_s: float
     pauses: list[Pause]
     tzdata: set[str]
+    stalled: list[StalledJob]
 
 
 class Doctor:
@@ -79,6 +87,7 @@ class Doctor:
                     *await outbox_lag(conn),
                     await list_pauses(conn, tenant),
                     await tzdata_versions(conn, tenant),
+                    await stalled_jobs(conn, tenant, UNDECIDED_WARN_S, STALLED_LIMIT),
                 )
         except (TimeoutError, LedgerUnavailable) as error:
             return str(error) or f"it did not answer within {LEDGER_TIMEOUT_S:g} s"
@@ -98,6 +107,7 @@ def ledger_findings(checkup: Checkup | str) -> Iterator[Finding]:
     yield _finding("ledger", "ok", "it answers")
     yield _ownership(checkup.partitions)
     yield _decisions(checkup.partitions)
+    yield _schedules(checkup.stalled)
     yield _overdue(checkup.runs)
     yield _expired(checkup.runs)
     yield _dead(checkup.runs)
@@ -141,6 +151,30 @@ def _decisions(found: PartitionsCheckup) -> Finding:
     detail = f"{waits}; {found.undecided_partitions} partitions have such; {through}"
     status: Status = "warn" if found.undecided_s > UNDECIDED_WARN_S else "ok"
     return _finding("decisions", status, detail, "the owners are behind: look for `cannot be decided` in their logs")
+
+
+def _schedules(stalled: Sequence[StalledJob]) -> Finding:
+    """Of jobs that wait for a decision it is found out whether this build could make it."""
+    unreadable = [(job, error) for job in stalled if (error := _unreadable(job)) is not None]
+    if not unreadable:
+        return _finding("schedules", "ok", "every job that is due for its next occurrence can be read")
+    (oldest, error), count = unreadable[0], len(unreadable)
+    many = f"at least {count}" if len(stalled) == STALLED_LIMIT else str(count)
+    detail = (
+        f"{many} jobs cannot fire again, since {oldest.next_fire_at:%Y-%m-%d %H:%M:%S} UTC job {oldest.job_id}: {error}"
+    )
+    remedy = "run the newest server everywhere, else give the job a schedule with `fencepost jobs update`"
+    return _finding("schedules", "fail", detail, remedy)
+
+
+def _unreadable(job: StalledJob) -> str | None:
+    """Why the job's schedule cannot be read; None when it can."""
+    try:
+        spec = msgspec.json.decode(job.definition, type=JobSpec)
+        parse_schedule(spec.schedule, job_id=job.job_id)
+    except (InvalidSchedule, msgspec.ValidationError) as error:
+        return str(error)
+    return None
 
 
 def _overdue(found: RunsCheckup) -> Finding:

@@ -24,10 +24,13 @@ class PartitionsCheckup(NamedTuple):
     undecided_s: float
 
 
-CHECK_PARTITIONS = """
+# Of jobs: not those that fire once. The decision of a one-off is its making, and its cursor stays where it is.
+_RECURRING = "NOT coalesce(definition::jsonb -> 'schedule' ?| ARRAY['runAt', 'delaySeconds'], false)"
+
+CHECK_PARTITIONS = f"""
 WITH behind AS (
     SELECT partition, min(next_fire_at) AS since FROM jobs
-    WHERE state = 'active' AND next_fire_at < coalesce(%(now)s::timestamptz, now()) GROUP BY partition
+    WHERE state = 'active' AND next_fire_at < coalesce(%(now)s::timestamptz, now()) AND {_RECURRING} GROUP BY partition
 ), ages AS (
     SELECT p.owner, extract(epoch FROM coalesce(%(now)s::timestamptz, now()) - p.owner_since)::float8 AS owner_s,
            extract(epoch FROM coalesce(%(now)s::timestamptz, now()) - p.decided_through)::float8 AS decided_s,
@@ -88,6 +91,30 @@ async def check_runs(conn: Connection, tenant: str, *, now: datetime | None = No
     row = await (await conn.execute(CHECK_RUNS, {"tenant": tenant, "now": now})).fetchone()
     assert row is not None
     return RunsCheckup(*row)
+
+
+class StalledJob(NamedTuple):
+    """A job whose pending occurrence has come and has not been decided; since then it waits."""
+
+    job_id: UUID
+    next_fire_at: datetime
+    definition: str
+
+
+STALLED_JOBS = f"""
+SELECT job_id, next_fire_at, definition FROM jobs
+WHERE tenant = %(tenant)s AND state = 'active' AND {_RECURRING}
+  AND next_fire_at < coalesce(%(now)s::timestamptz, now()) - %(waited_s)s * interval '1 second'
+ORDER BY next_fire_at LIMIT %(limit)s
+"""
+
+
+async def stalled_jobs(
+    conn: Connection, tenant: str, waited_s: float, limit: int, *, now: datetime | None = None
+) -> list[StalledJob]:
+    """The tenant's jobs whose pending occurrence has waited for its decision for that long, the oldest first."""
+    asked = {"tenant": tenant, "waited_s": waited_s, "limit": limit, "now": now}
+    return [StalledJob(*row) for row in await (await conn.execute(STALLED_JOBS, asked)).fetchall()]
 
 
 TZDATA_VERSIONS = """

@@ -8,6 +8,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from ledger.commands import APPLIED, UNCHANGED, Outcome
 from ledger.jobs import Job
 from ledger.runs import PendingRun
@@ -88,6 +90,13 @@ def job_event(
         "dueAt": cursor,
         "definition": definition,
     }
+
+
+def schedule_json(job: Job) -> dict[str, Any]:
+    """The schedule that the job is stored with; empty, which is none, where there is nothing that could be one."""
+    definition = msgspec.json.decode(job.definition)
+    schedule = definition.get("schedule") if isinstance(definition, dict) else None
+    return schedule if isinstance(schedule, dict) else {}
 
 
 def range_skipped(job_id: UUID, version: int) -> Event:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-import msgspec
-
 from ledger.advances import Advance, advance_jobs
 from ledger.commands import UNCHANGED
 from ledger.edits import Edit, update_jobs
@@ -27,7 +25,7 @@ from schemas.errors import CommandRejected, InvalidSchedule, JobConflict
 from schemas.fire_counts import count_fires
 from schemas.ids import run_id_for
 from schemas.schedule import Recurring, Schedule, due_at, first_fire, next_fire, parse_schedule, previous_fire
-from streams.effects import Effects, Jobs, job_event, known, range_skipped, run_scheduled
+from streams.effects import Effects, Jobs, job_event, known, range_skipped, run_scheduled, schedule_json
 
 _DAWN = datetime(1970, 1, 1, tzinfo=UTC)  # timing state counts from here: no cursor may lie before
 _TICK = timedelta(microseconds=1)
@@ -130,7 +128,7 @@ def _edit(tx: OwnerTransaction, command: UpdateJob, job: Job) -> Edit:
     """A new schedule fires only after the edit and its effective-from; one that stays keeps what is pending."""
     spec = command.spec
     schedule = parse_schedule(spec.schedule, job_id=job.job_id)
-    if command.effective_from is None and spec.schedule == _schedule_json(job):
+    if command.effective_from is None and spec.schedule == schedule_json(job):
         fire = job.next_fire_at
     else:
         fire = _first_after(schedule, max(tx.now, command.effective_from or tx.now), job)
@@ -190,8 +188,11 @@ def _return(tx: OwnerTransaction, job: Job) -> tuple[Resumption, Advance | None]
     before the pause, are not.
     """
     cursor, paused_at = job.next_fire_at, job.paused_at
-    schedule = parse_schedule(_schedule_json(job), job_id=job.job_id)
     assert paused_at is not None
+    try:
+        schedule = parse_schedule(schedule_json(job), job_id=job.job_id)
+    except InvalidSchedule:  # what has a run goes on; whoever is to decide the next occurrence says that it cannot
+        return Resumption(job.job_id, cursor, None, None, None), None
     if cursor is None or not isinstance(schedule, Recurring) or cursor > tx.now:
         return Resumption(job.job_id, cursor, None, None, None), None
     fire = next_fire(schedule, tx.now, job_id=job.job_id, created_at=job.created_at)
@@ -212,11 +213,6 @@ async def delete(tx: OwnerTransaction, commands: Sequence[DeleteJob], jobs: Jobs
     if live := known(commands, jobs, effects, "active", "paused"):
         effects.done(live)
         await delete_jobs(tx, [command.job_id for command in live], now=tx.now)
-
-
-def _schedule_json(job: Job) -> dict[str, object]:
-    schedule: dict[str, object] = msgspec.json.decode(job.definition)["schedule"]
-    return schedule
 
 
 def _job_created(job: NewJob) -> dict[str, object]:

@@ -26,6 +26,9 @@ UNDECIDED_LAG_SECONDS = Gauge(
     "fencepost_undecided_lag_seconds", "How far behind the ledger's time the decisions are", ["partition"]
 )
 JOBS_BEHIND = Gauge("fencepost_jobs_behind", "Jobs that are being caught up with", ["partition"])
+JOBS_UNDECIDABLE = Gauge(
+    "fencepost_jobs_undecidable", "Jobs whose next occurrence is due but whose schedule cannot be read", ["partition"]
+)
 RUNS_BLOCKED = Gauge("fencepost_runs_blocked", "Runs that wait for another one of their job", ["partition"])
 LEASES_EXPIRED = Counter("fencepost_leases_expired_total", "Attempts that ended by expiry", ["outcome"])
 RUNS_REHINTED = Counter("fencepost_runs_rehinted_total", "Run ids hinted again because nobody had leased them")

@@ -2,8 +2,8 @@
 
 The next 30 s are loaded ahead; whatever is folded in before the loaded edge goes straight into the wheels. A run that
 was hinted stays under watch until somebody leases it: hints may be lost. Two kinds of due runs are not hinted at once:
-a late run of a job's pending occurrence is withheld until that is decided, for it may turn out to be superseded; and a
-gated run must pass its job's overlap rule first.
+a late run of a job's pending occurrence is withheld until that is decided, for it may turn out to be superseded (unless
+that cannot be decided: then nothing will supersede it); and a gated run must pass its job's overlap rule first.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class PartitionMemory:
         self._jobs: TimingWheel[bytes] = TimingWheel()
         self._watched: TimingWheel[bytes] = TimingWheel()
         self._withheld: dict[bytes, bytes] = {}  # job id -> run id
+        self.undecidable: set[bytes] = set()  # jobs whose stored schedule cannot be read, until they are changed
         self._runs_edge = self._jobs_edge = self._round_from = scan_key(0)
         self._load_from_us = 0
         self._any_unwatched = self._met_unwatched = False  # at all; since the round began
@@ -82,6 +83,7 @@ class PartitionMemory:
             self._watched.remove(run_id)
             _retime(self._runs, run_id, due_us, self._runs_edge)
         for job_id, cursor_us in changed.jobs.items():
+            self.undecidable.discard(job_id)
             _retime(self._jobs, job_id, cursor_us, self._jobs_edge)
 
     def forget_run(self, run_id: bytes) -> None:
@@ -93,6 +95,7 @@ class PartitionMemory:
     def forget_job(self, job_id: bytes) -> None:
         """The job has no occurrence left, or is none of ours any more."""
         self.state.forget_job(job_id)
+        self.undecidable.discard(job_id)
         self._jobs.remove(job_id)
 
     def load(self, now_us: int) -> bool:
@@ -203,7 +206,7 @@ class PartitionMemory:
     def _is_undecided(self, run_id: bytes, job_id: bytes, now_us: int) -> bool:
         """Whether the run is that of its job's pending occurrence, which has come: somebody is about to decide it."""
         job = self.state.job(job_id)
-        if job is None or job.cursor_us > now_us:
+        if job is None or job.cursor_us > now_us or job_id in self.undecidable:
             return False
         partition = partition_of_run(UUID(bytes=run_id))
         return run_id == run_id_for(UUID(bytes=job_id), from_us(job.cursor_us), partition).bytes

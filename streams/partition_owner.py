@@ -41,6 +41,7 @@ from streams.metrics import (
     EVENTS_FOLDED,
     HINT_LATENESS_SECONDS,
     JOBS_BEHIND,
+    JOBS_UNDECIDABLE,
     LEASES_EXPIRED,
     OCCURRENCES_DECIDED,
     OCCURRENCES_SKIPPED,
@@ -116,7 +117,6 @@ class PartitionOwner:
         self._behind = DecisionQueue(LATE_BATCH)
         self._backlog = Backlog()
         self._rates_followed: dict[QueueName, int] = {}
-        self._undecidable: set[bytes] = set()
         self._admissions = AdmissionQueue()
         self._looked_through_us = 0
         self._decided_through_us = to_us(takeover.decided_through)
@@ -194,7 +194,7 @@ class PartitionOwner:
 
     def decided_through_us(self) -> int:
         """Up to when every occurrence has its decision, whether the ledger has heard of it or not."""
-        if len(self._undecided) or len(self._behind) or len(self._backlog) or self._undecidable:
+        if len(self._undecided) or len(self._behind) or len(self._backlog) or self._memory.undecidable:
             return self._decided_through_us
         return max(self._decided_through_us, self._looked_through_us)
 
@@ -327,7 +327,7 @@ class PartitionOwner:
             async with self._transaction() as tx:
                 spread = await spread_missed(tx, self._memory.state, queue, missed)
             self._backlog.keep(queue, spread.left, spread.gone)
-            self._undecidable -= set(spread.job_ids)
+            self._memory.undecidable -= set(spread.job_ids)
             self._take_in(spread.job_ids, spread.decided)
             self._behind.add(spread.strays)
 
@@ -352,7 +352,7 @@ class PartitionOwner:
             decided = await decide(tx, self._memory.state, job_ids, first_seen_late=late)
             self._note_undecidable(job_ids, decided)
             is_last = len(self._undecided) + len(self._behind) + len(self._backlog) == len(job_ids)
-            if is_last and not decided.behind and not self._undecidable:
+            if is_last and not decided.behind and not self._memory.undecidable:
                 await self._say_decided(tx, looked_through_us)
         self._take_in(job_ids, decided)
         self._behind.add(decided.behind)
@@ -404,8 +404,8 @@ class PartitionOwner:
 
     def _note_undecidable(self, job_ids: list[bytes], decided: Decided) -> None:
         """While there is one, not every occurrence is decided, and the ledger must not say so."""
-        self._undecidable -= set(job_ids)
-        self._undecidable |= set(decided.undecidable)
+        self._memory.undecidable -= set(job_ids)
+        self._memory.undecidable |= set(decided.undecidable)
         for job_id in decided.undecidable:
             self._memory.retry_job(job_id, self._around.clock.now_us() + UNDECIDABLE_AGAIN_US)
 
@@ -460,6 +460,7 @@ class PartitionOwner:
         UNDECIDED_LAG_SECONDS.labels(partition).set(max(0, self._around.clock.now_us() - through_us) / 1e6)
         JOBS_BEHIND.labels(partition).set(len(self._behind) + len(self._backlog))
         RUNS_BLOCKED.labels(partition).set(self._admissions.blocked())
+        JOBS_UNDECIDABLE.labels(partition).set(len(self._memory.undecidable))
 
     async def _reconcile(self) -> None:
         # Spread over the period, so that a process's partitions do not read the ledger all at once.

@@ -7,8 +7,6 @@ from datetime import timedelta
 from itertools import islice
 from uuid import UUID
 
-import msgspec
-
 from ledger.cancellations import RunOwner, cancel_runs, owners_of_runs
 from ledger.commands import UNCHANGED
 from ledger.dead_letters import Replay, replay_runs
@@ -19,7 +17,7 @@ from schemas.commands import BACKFILL_MAX_RUNS, BackfillJob, CancelRun, ReplayRu
 from schemas.errors import CommandRejected, RunUnknown
 from schemas.ids import run_id_for
 from schemas.schedule import fires_between, parse_schedule
-from streams.effects import Effects, Jobs, known, run_scheduled
+from streams.effects import Effects, Jobs, known, run_scheduled, schedule_json
 
 _TICK = timedelta(microseconds=1)
 _AHEAD = timedelta(seconds=5)  # how far a producer's clock may be ahead of the ledger's
@@ -69,7 +67,7 @@ def _backfilled_runs(tx: OwnerTransaction, command: BackfillJob, job: Job) -> li
         raise CommandRejected("to must be later than from", field="to")
     if command.through > tx.now + _AHEAD:
         raise CommandRejected("to must not lie in the future: what is still to come runs by itself", field="to")
-    schedule = parse_schedule(msgspec.json.decode(job.definition)["schedule"], job_id=job.job_id)
+    schedule = parse_schedule(schedule_json(job), job_id=job.job_id)
     between = fires_between(schedule, command.after, command.through, job_id=job.job_id, created_at=job.created_at)
     fires = list(islice(between, BACKFILL_MAX_RUNS + 1))
     if len(fires) > BACKFILL_MAX_RUNS:

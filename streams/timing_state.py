@@ -275,7 +275,7 @@ class _Fold:
         if event["type"] in ("job_paused", "job_deleted") or event["dueAt"] is None:
             return
         timer = _timer(event)
-        if "cron" in timer.schedule or "everySeconds" in timer.schedule:
+        if timer.schedule.keys().isdisjoint(_ONE_OFF):
             self._put_job(job_id, timer)
 
     def _grow_version(self, event: Event) -> None:
@@ -330,16 +330,35 @@ class _Fold:
         self._written[key] = None
 
 
+_ONE_OFF = ("runAt", "delaySeconds")
+
+
+class _Definition(Struct, rename="camel"):
+    """A job's definition, as far as a timer needs it."""
+
+    schedule: dict[str, Any]
+    catch_up: CatchUp = "latest"
+    catch_up_limit: int = 1_000
+    start_deadline_seconds: float | None = None
+
+
+_decode_definition = msgspec.json.Decoder(_Definition).decode
+
+
 def _timer(event: Event) -> JobTimer:
-    definition = msgspec.json.decode(event["definition"])
+    """Of a definition that this build cannot read it has no schedule: whoever is to decide the job finds that out."""
+    try:
+        definition = _decode_definition(event["definition"])
+    except msgspec.DecodeError:
+        definition = _Definition({})
     return JobTimer(
         event["version"],
         to_us(event["dueAt"]),
         to_us(event["scheduledFor"]),
-        definition["schedule"],
-        definition.get("catchUp", "latest"),
-        definition.get("catchUpLimit", 1_000),
-        definition.get("startDeadlineSeconds"),
+        definition.schedule,
+        definition.catch_up,
+        definition.catch_up_limit,
+        definition.start_deadline_seconds,
     )
 
 

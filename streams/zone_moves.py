@@ -106,7 +106,7 @@ async def _move(tx: OwnerTransaction, former: Mapping[UUID, KeptZone | None]) ->
     for job_id, run_id in pending.items():
         try:
             edit = _edit(jobs[job_id], run_id, former[job_id], taken=run_id not in unstarted)
-        except InvalidSchedule:
+        except (InvalidSchedule, msgspec.ValidationError):
             log.exception("job %s cannot be moved to other rules of its zone", job_id)
             continue
         if edit is None:

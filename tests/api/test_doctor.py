@@ -12,10 +12,12 @@ from api.doctor import history_finding, kafka_finding, ledger_findings
 from api.history_client import HistoryHealth
 from fencepost.explanation_client import Diagnosis
 from ledger.connection import Pool, session
+from schemas.commands import JobSpec, definition_json
 from schemas.zones import TZDATA_VERSION
 from tests.api.conftest import Caller, Callers, Past, with_history
 from tests.api.owner import Owner
 
+HOURLY = JobSpec(queue="mail", schedule={"cron": "0 * * * *"})
 Findings = dict[str, dict[str, Any]]
 
 
@@ -45,7 +47,7 @@ async def test_a_sound_installation_has_nothing_but_ok(operator: Caller, owner: 
     await past.hears()
     status, findings = await diagnosis(operator)
     assert list(findings) == [
-        *("ledger", "owners", "decisions", "overdue", "leases", "dead", "outbox", "pauses", "tzdata"),
+        *("ledger", "owners", "decisions", "schedules", "overdue", "leases", "dead", "outbox", "pauses", "tzdata"),
         *("kafka", "history"),
     ]
     assert [finding for finding in findings.values() if finding["status"] != "ok"] == []
@@ -70,9 +72,32 @@ async def test_an_occurrence_that_waits_for_its_decision_is_a_warning_and_a_quie
     await change(ledger_pool, "UPDATE partitions SET decided_through = now() - interval '1 hour'")
     assert (await diagnosis(operator))[1]["decisions"]["status"] == "ok"
     await owner.make_due(due_in_s=-90)
+    assert (await diagnosis(operator))[1]["decisions"]["status"] == "ok"  # a one-off has its decision when it is made
+    await change(ledger_pool, f"UPDATE jobs SET definition = '{definition_json(HOURLY)}'")
     _, findings = await diagnosis(operator)
     assert findings["decisions"]["status"] == "warn"
-    assert "has waited 9" in findings["decisions"]["detail"]
+    assert "has waited" in findings["decisions"]["detail"]
+    assert findings["schedules"]["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("unreadable", "error"),
+    [
+        ({"schedule": {"rrule": "FREQ=DAILY"}}, "exactly one of cron"),
+        ({"schedule": {"cron": "61 * * * *"}}, "minute"),
+        ({"catch_up": "someday"}, "someday"),
+    ],
+)
+async def test_a_job_that_cannot_fire_again_is_a_failure_that_names_it(
+    operator: Caller, owner: Owner, ledger_pool: Pool, unreadable: dict[str, Any], error: str
+) -> None:
+    await owner.make_due(due_in_s=-90)
+    definition = definition_json(msgspec.structs.replace(HOURLY, **unreadable))
+    await change(ledger_pool, f"UPDATE jobs SET definition = $${definition}$$")
+    status, findings = await diagnosis(operator)
+    assert (status, findings["schedules"]["status"]) == ("fail", "fail")
+    assert findings["schedules"]["detail"].startswith("1 job")
+    assert error in findings["schedules"]["detail"]
 
 
 async def test_runs_that_no_worker_takes_are_a_warning_that_names_their_queue(operator: Caller, owner: Owner) -> None:
