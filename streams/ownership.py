@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from ledger.fence import take_over
-from schemas.errors import TryAgain
+from schemas.errors import EpochLost, TryAgain
 from schemas.events import Event
 from streams.command_inbox import CommandInbox
 from streams.event_feed import EventFeed
@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TAKE_OVER_AGAIN_S = 0.5
+# Opening reads a partition from the ledger, and one loop folds it all: more of them at once end no sooner, but would
+# have every session, so that what is owned already stood still.
+OPENING_AT_ONCE = 4
 
 
 class Ownership:
@@ -52,6 +55,7 @@ class Ownership:
         self._taking: dict[int, asyncio.Task[None]] = {}
         self._folders: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._opening = asyncio.Semaphore(OPENING_AT_ONCE)
 
     def owners(self) -> list[PartitionOwner]:
         """Who works now."""
@@ -128,9 +132,13 @@ class Ownership:
         folder = self._folders[partition]
         await folder.acquire()
         try:
-            owner, offset = await self._open(partition)
+            async with self._opening:
+                owner, offset = await self._open(partition)
         except BaseException as error:
             folder.release()
+            if isinstance(error, EpochLost):
+                self._on_lost_at_once(partition)
+                return
             if isinstance(error, Exception):
                 log.exception("partition %d cannot be taken over", partition)
                 self._taking.pop(partition, None)
@@ -171,7 +179,17 @@ class Ownership:
         partition = owner.fence.partition
         if self._owners.get(partition) is owner:
             self._let_go(partition, release=False)
-            asyncio.get_running_loop().call_later(self._membership_known_s, self._take_back, partition)
+            self._take_back_later(partition)
+
+    def _on_lost_at_once(self, partition: int) -> None:
+        """Another took it over while it was being opened here."""
+        if self._taking.get(partition) is asyncio.current_task():
+            log.warning("partition %d was taken over by another before it was open", partition)
+            del self._taking[partition]
+            self._take_back_later(partition)
+
+    def _take_back_later(self, partition: int) -> None:
+        asyncio.get_running_loop().call_later(self._membership_known_s, self._take_back, partition)
 
     def _take_back(self, partition: int) -> None:
         if partition in self._wanted:

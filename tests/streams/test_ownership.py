@@ -13,6 +13,7 @@ import pytest_asyncio
 from ledger.fence import take_over
 from schemas.errors import KafkaUnavailable, LedgerMismatch, LedgerUnavailable
 from streams import ownership as ownership_module
+from streams import partition_owner
 from streams.ownership import Ownership
 from streams.partition_owner import PartitionOwner
 from streams.rejections import RawCommand
@@ -125,6 +126,26 @@ async def test_a_lost_partition_is_dropped_and_taken_back_when_it_is_still_assig
     assert reads.commands[-1] == (0, 0)  # read again from the first one that was not applied
     owned.receive(RawCommand(0, 8, None, b"from before the seek"))
     assert await owned.next_offsets(0) == {0: 0}
+
+
+async def test_a_partition_lost_while_it_is_being_opened_is_taken_back_when_it_is_still_assigned(
+    setting: OwnerSetting, owned: Ownership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow, overtaken = partition_owner.follow_zone_rules, 0
+
+    async def overtake(pool: Any, partition: int, begin: Any) -> Any:
+        nonlocal overtaken
+        if partition == 0 and not overtaken:
+            overtaken += 1
+            await take_over(setting.pool, partition, "another")
+            async with begin():
+                pass
+        return await follow(pool, partition, begin)
+
+    monkeypatch.setattr(partition_owner, "follow_zone_rules", overtake)
+    owned.assign([0, 1])
+    await until(lambda: owned.partitions() == [0, 1])
+    assert (overtaken, await epoch(setting, 0)) == (1, 3)
 
 
 async def test_a_lost_partition_that_is_assigned_elsewhere_is_left_alone(
