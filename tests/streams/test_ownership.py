@@ -17,6 +17,7 @@ from streams import partition_owner
 from streams.ownership import Ownership
 from streams.partition_owner import PartitionOwner
 from streams.rejections import RawCommand
+from streams.zone_moves import follow_zone_rules
 from tests.streams.commands import create, job_on, wire
 from tests.streams.conftest import OwnerSetting
 from tests.streams.ledger_dump import fetch
@@ -131,7 +132,7 @@ async def test_a_lost_partition_is_dropped_and_taken_back_when_it_is_still_assig
 async def test_a_partition_lost_while_it_is_being_opened_is_taken_back_when_it_is_still_assigned(
     setting: OwnerSetting, owned: Ownership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    follow, overtaken = partition_owner.follow_zone_rules, 0
+    overtaken = 0
 
     async def overtake(pool: Any, partition: int, begin: Any) -> Any:
         nonlocal overtaken
@@ -140,7 +141,7 @@ async def test_a_partition_lost_while_it_is_being_opened_is_taken_back_when_it_i
             await take_over(setting.pool, partition, "another")
             async with begin():
                 pass
-        return await follow(pool, partition, begin)
+        return await follow_zone_rules(pool, partition, begin)
 
     monkeypatch.setattr(partition_owner, "follow_zone_rules", overtake)
     owned.assign([0, 1])
