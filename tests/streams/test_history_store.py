@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streams.history_store import HistoryStore, RunState
+from streams.history_store import RUN_COLUMNS, HistoryStore, RunState, _columns
 from tests.streams.event_samples import JOB_ID, START, life_of, run_row, stored
 
 RUN = UUID(int=1)
@@ -149,6 +149,29 @@ def test_an_opened_again_store_goes_on_where_it_stood(path: Path) -> None:
     assert again.positions() == {0: 1}
     assert again.append([run_row(RUN, 1, "run_scheduled"), run_row(RUN, 2, "run_leased")], {0: 3}) == 1
     again.close()
+
+
+def test_a_reader_that_takes_its_time_sees_one_state_while_a_run_goes_on(store: HistoryStore) -> None:
+    store.append([run_row(RUN, 1, "run_scheduled")], {0: 1})
+    with store.cursor() as reader:
+        reader.begin()
+        seen = "SELECT version, state FROM store.runs"
+        assert reader.execute(seen).fetchall() == [(1, "scheduled")]
+        for version in range(2, 6):
+            store.append([run_row(RUN, version, "run_leased")], {0: version})
+        assert reader.execute(seen).fetchall() == [(1, "scheduled")]
+        reader.commit()
+    assert read(store, "SELECT version, state FROM store.runs") == [(5, "leased")]
+
+
+def test_a_store_of_the_time_when_runs_had_a_primary_key_goes_on(path: Path) -> None:
+    with duckdb.connect(str(path)) as older:
+        older.execute(f"CREATE SCHEMA store; CREATE TABLE store.runs ({_columns(RUN_COLUMNS)}, PRIMARY KEY (run_id))")
+    store = HistoryStore(path)
+    for version, kind in enumerate(("run_scheduled", "run_leased", "run_completed"), start=1):
+        store.append([run_row(RUN, version, kind)], {0: version})
+    assert (state_of(store).version, state_of(store).state) == (3, "completed")
+    store.close()
 
 
 def test_an_unknown_run_has_no_state(store: HistoryStore) -> None:
