@@ -106,9 +106,9 @@ async def test_every_statement_about_runs_goes_by_the_primary_key(owned: OwnedPa
     lines = [row[0] for row in plan]
     scans = [line for line in lines if "Scan" in line and (" on runs" in line or " on job" in line)]
     assert scans
-    assert all("runs_pkey" in line or "jobs_pkey" in line or "job_slots_pkey" in line for line in scans), "\n".join(
-        lines
-    )
+    # runs s: whether it is the turn of a run that goes in turn; asked of no other, and locks nothing.
+    allowed = ("runs_pkey", "jobs_pkey", "job_slots_pkey", "runs_by_partition on runs s")
+    assert all(any(name in line for name in allowed) for line in scans), "\n".join(lines)
 
 
 def parameters_for(run_ids: list[UUID]) -> dict[str, object]:
