@@ -52,11 +52,11 @@ def decision_of(
     definition = _definition(job, [event for event in known.job_events if event.at <= at] or known.job_events[:1])
     if why_not := _no_occurrence(definition, at):
         return answer("not_an_occurrence", why_not, before=definition.before(at), after=_after(definition, at))
-    if _was_paused(known.job_events, at, now):
-        return answer("skipped", "its job was paused", reason="paused")
+    if at <= now and (pause := _pause_at(known.job_events, at)):
+        still = "is" if job.paused_at == pause.at else "was"
+        return answer("skipped", f"its job {still} paused, since {instant_text(pause.at)}", reason="paused")
     if at > now or (job.next_fire_at is not None and job.next_fire_at <= at):
-        following = f"; the next to be is {instant_text(job.next_fire_at)}" if job.next_fire_at else ""
-        return answer("not_decided", f"it is not decided yet{following}")
+        return answer("not_decided", f"it is not decided yet{_next_decision(job)}")
     return answer("unrecorded", "it should have a decision, and none is known")
 
 
@@ -101,7 +101,14 @@ def _after(definition: _Definition, at: datetime) -> datetime | None:
     return max(after, since.cursor) if since.at <= at else after
 
 
-def _was_paused(events: Sequence[KnownJobEvent], at: datetime, now: datetime) -> bool:
-    """Whether the job was paused when the occurrence passed."""
+def _pause_at(events: Sequence[KnownJobEvent], at: datetime) -> KnownJobEvent | None:
+    """The job's pause in which the occurrence passed, if it did in one; the range of it is told only at its end."""
     before = [event for event in events if event.at <= at and event.type != "job_updated"]
-    return at <= now and bool(before) and before[-1].type == "job_paused"
+    return before[-1] if before and before[-1].type == "job_paused" else None
+
+
+def _next_decision(job: Job) -> str:
+    """What is to be decided before, or what stands in the way."""
+    if job.paused_at is not None:
+        return f": its job is paused, since {instant_text(job.paused_at)}, and what passes until it goes on is skipped"
+    return f"; the next to be is {instant_text(job.next_fire_at)}" if job.next_fire_at else ""

@@ -372,6 +372,22 @@ async def test_an_occurrence_during_a_pause_was_skipped_by_it(job: HourlyJob, op
     assert (await occurrence(operator, job.job_id, NINE + 3 * HOUR))["decision"] == "run"
 
 
+async def test_an_occurrence_during_a_pause_that_lasts_names_it(job: HourlyJob, operator: Caller) -> None:
+    paused_at = NINE - timedelta(minutes=5)
+    async with job.transaction() as tx:
+        await make_job(tx, job.job_id, NINE)
+        await pause_jobs(tx, [job.job_id], now=paused_at)
+    pending = await occurrence(operator, job.job_id, NINE)
+    assert (pending["decision"], pending["run"]["state"]) == ("run", "held")
+    assert causes(pending["run"]) == ["job_paused"]
+    passed = await occurrence(operator, job.job_id, NINE + 2 * HOUR)
+    assert (passed["decision"], passed["reason"]) == ("skipped", "paused")
+    assert passed["detail"] == f"its job is paused, since {z(paused_at)}"
+    to_come = await occurrence(operator, job.job_id, NINE + 1000 * HOUR)
+    assert to_come["decision"] == "not_decided"
+    assert f"its job is paused, since {z(paused_at)}" in to_come["detail"]
+
+
 async def test_an_occurrence_that_nobody_decided_is_not_explained_away(
     job: HourlyJob, operator: Caller, impatience: Callable[[], None]
 ) -> None:
