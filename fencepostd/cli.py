@@ -20,6 +20,7 @@ from fencepostd.local import init as init_installation
 from fencepostd.settings import DEFAULT_PARTITIONS, Settings
 from ledger.connection import ledger_pool, session
 from ledger.partitions import PartitionStatus
+from ledger.restoration import Restoration, declare_restored
 from ledger.tokens import Role, create_token, revoke_token
 from schemas.errors import FencepostError
 from streams.topics import Topics
@@ -189,6 +190,33 @@ def init(
         post=not pre_only,
     )
     click.echo(f"ready: {partitions} partitions")
+
+
+@main.command()
+@click.option("--postgres", required=True, envvar="FENCEPOST_POSTGRES", show_envvar=True, help="A DSN.")
+@refusals
+def restored(postgres: str) -> None:
+    """Say that the ledger was restored from a backup: run it once, before any role is started again.
+
+    Workers and receivers have seen lease tokens, and owners epochs, that the restored ledger would give out again. From
+    here on all of them are larger than whatever was given since the backup was made, by the server's clock; leases of
+    the backup are over. See "After restoring a backup" in the README for what happens then. Safe to repeat.
+
+    \b
+        pg_restore …                    with all roles stopped
+        fencepostd restored --postgres postgresql://…
+        fencepostd run streams …        and the others
+    """
+    done = asyncio.run(_declare_restored(postgres))
+    click.echo(
+        f"restored: {done.partitions} partitions, epochs above {done.epoch}, lease tokens above {done.lease_token}"
+    )
+    click.echo(f"{done.leases} leases of the backup are over; their runs are retried once the roles are back")
+
+
+async def _declare_restored(dsn: str) -> Restoration:
+    async with ledger_pool(dsn, size=1) as pool, session(pool) as conn:
+        return await declare_restored(conn)
 
 
 @main.group()

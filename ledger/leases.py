@@ -66,8 +66,8 @@ def _leasable(overlap: str) -> str:
 
 # least() passes over the NULL of an attempt without an end.
 _TAKE = f"""
-    SET state = 'leased', version = r.version + 1, attempt = r.attempt + 1, lease_token = r.lease_token + 1,
-        worker_id = ask.worker_id, progress = NULL,
+    SET state = 'leased', version = r.version + 1, attempt = r.attempt + 1,
+        lease_token = greatest(r.lease_token, p.token_floor) + 1, worker_id = ask.worker_id, progress = NULL,
         attempt_ends_at = {_FROM_HERE} + r.timeout_s * interval '1 second',
         lease_expires_at = {_FROM_HERE} + least(ask.visibility_s, r.timeout_s) * interval '1 second'
 """
@@ -100,8 +100,8 @@ WITH leased AS (
 # For what the first statement left: so that the others do not pay for gated runs. IS TRUE keeps it from being a join.
 LEASE_GATED_RUNS = f"""
 WITH {take_slots(_ASKED, _leasable("<> 0"))}, leased AS (
-    UPDATE runs r {_TAKE} FROM {_ASKED}
-    WHERE r.run_id = ask.run_id AND (ask.run_id IN (SELECT run_id FROM slots)) IS TRUE
+    UPDATE runs r {_TAKE} FROM {_ASKED}, partitions p
+    WHERE r.run_id = ask.run_id AND p.partition = r.partition AND (ask.run_id IN (SELECT run_id FROM slots)) IS TRUE
     RETURNING {_LEASED}
 ), event AS ({_LEASE_EVENT})
 {_ANSWER}

@@ -16,7 +16,8 @@ CREATE TABLE partitions (
     owner           text,                          -- the owning process's nonce; NULL after a clean release
     owner_since     timestamptz NOT NULL DEFAULT now(),
     consumed_offset bigint NOT NULL DEFAULT 0,     -- the next offset of the commands topic to apply
-    decided_through timestamptz NOT NULL DEFAULT now() -- every occurrence up to here has one decision
+    decided_through timestamptz NOT NULL DEFAULT now(), -- every occurrence up to here has one decision
+    token_floor     bigint NOT NULL DEFAULT 0      -- lease tokens begin above it; see ledger/restoration.py
 ) WITH (fillfactor = 50);
 
 CREATE TABLE tokens (

@@ -85,7 +85,9 @@ def empty_ledger(dsn: str) -> None:
         ).fetchall()
         for (table,) in tables:
             conn.execute(f"DELETE FROM {table}")  # names of ours, no input; TRUNCATE would be slower
-        conn.execute("UPDATE partitions SET owner = NULL, consumed_offset = 0, decided_through = now()")
+        conn.execute(
+            "UPDATE partitions SET owner = NULL, consumed_offset = 0, decided_through = now(), token_floor = 0"
+        )
 
 
 def _execute(dsn: str, statement: str) -> None:

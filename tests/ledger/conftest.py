@@ -17,7 +17,7 @@ SHARED = "ledger_of_ledger_tests"
 EMPTY = """
 DELETE FROM runs; DELETE FROM dead_runs; DELETE FROM jobs; DELETE FROM outbox; DELETE FROM applied_commands;
 DELETE FROM lease_requests; DELETE FROM tokens; DELETE FROM job_slots; DELETE FROM pauses; DELETE FROM takeovers;
-UPDATE partitions SET owner = NULL, consumed_offset = 0, decided_through = now();
+UPDATE partitions SET owner = NULL, consumed_offset = 0, decided_through = now(), token_floor = 0;
 """
 
 
