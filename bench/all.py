@@ -8,7 +8,6 @@ bench/README.md.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -23,7 +22,8 @@ from bench.compare import OURS, Comparison, table
 
 # Idle is last: its schedules stay, and before them there is nothing to wait for.
 BENCHES = {each.BENCH.name: each.BENCH for each in (lateness, drain, enqueue, heartbeats, takeover, idle)}
-APART = ("relay", "history")  # these have servers of their own, and print their own tables
+APART = ("relay", "history")  # these have servers of their own
+APART_RUNS, APART_ROUNDS = 20_000, 5
 SMALL = 10  # what is less is not scaled down
 UNSCALED = ("batch", "notice")  # these are no loads
 
@@ -43,12 +43,13 @@ def measure(bench: Benchmark, on: Stage, rounds: int | None, scale: float) -> Co
     return bench.run(on, scaled(bench.size, scale), min(rounds or bench.rounds, bench.rounds))
 
 
-def apart(name: str) -> Comparison:
-    """A benchmark that is a program of its own; its figures are what it wrote."""
+def apart(name: str, rounds: int | None, scale: float) -> Comparison:
+    """A benchmark that is a program of its own; its figures are what it wrote, its floor's among them."""
     say(f"== {name}")
-    subprocess.run([sys.executable, "-m", f"bench.{name}"], check=True, stdout=sys.stderr)
+    size = ["--runs", str(int(APART_RUNS * scale)), "--rounds", str(min(rounds or APART_ROUNDS, APART_ROUNDS))]
+    subprocess.run([sys.executable, "-m", f"bench.{name}", *size], check=True, stdout=sys.stderr)
     figures = json.loads((RESULTS / f"{name}.json").read_text())
-    return Comparison(name, {OURS: {key: value for key, value in figures.items() if isinstance(value, int | float)}})
+    return Comparison(name, {OURS: {key: value for key, value in figures.items() if ", " in key}})
 
 
 @click.command(help=__doc__)
@@ -63,8 +64,7 @@ def main(peers: str, rounds: int | None, scale: float, only: str) -> None:
         for name in (each for each in BENCHES if each in chosen):
             done.append(measure(BENCHES[name], on, rounds, scale))
     for name in (each for each in APART if each in chosen):
-        if importlib.util.find_spec(f"bench.{name}"):
-            done.append(apart(name))
+        done.append(apart(name, rounds, scale))
     click.echo(table(done))
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "all.json").write_text(json.dumps({each.bench: each.flat() for each in done}, indent=2) + "\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bench.cluster import say
 
@@ -17,6 +18,13 @@ Contender = Callable[[], Figures]
 
 OURS = "fencepost"
 FLOOR = "floor"
+
+
+class Lateness(NamedTuple):
+    """How late so many runs were, each that started in time to be seen."""
+
+    runs: int
+    ms: list[float]
 
 
 class Unmeasured(Exception):
@@ -74,7 +82,8 @@ def _medians(rounds: list[Figures]) -> Figures:
 def table(comparisons: Iterable[Comparison]) -> str:
     """A row a figure, a column a contender; behind each value, in brackets, its ratio to ours."""
     done = list(comparisons)
-    columns = list(dict.fromkeys([OURS, *(name for each in done for name in each.medians)]))
+    contenders = dict.fromkeys(name for each in done for name in each.medians)
+    columns = sorted(contenders, key=lambda name: (name != OURS, not name.startswith(FLOOR)))
     rows = [["", *columns]]
     for comparison in done:
         names = dict.fromkeys(name for figures in comparison.medians.values() for name in figures)

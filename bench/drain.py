@@ -69,6 +69,7 @@ def drained(local: Local, queue: str, runs: int) -> Figures:
         "drained, runs/s": runs / seconds,
         "WAL, bytes/run": (wal_bytes(local.stack.dsn) - wal) / runs,
         "history lag at the end, s": lag_s,
+        "drained of, runs": float(runs),
     }
     for part, used in cpu_seconds(local).items():
         figures[f"CPU of {part}, µs/run"] = (used - cpu[part]) / runs * 1e6

@@ -46,7 +46,8 @@ def contenders(stage: Stage, size: Size) -> dict[str, Contender]:
         schedules = watched(stage.local, size.seconds)
         with pollers(stage.local, size.queues):
             queues = watched(stage.local, size.seconds)
-        return {**_figures("idle schedules", schedules), **_figures("waiting queues", queues)}
+        counts = {"idle schedules, jobs": float(size.schedules), "waiting queues, queues": float(size.queues)}
+        return {**_figures("idle schedules", schedules), **_figures("waiting queues", queues), **counts}
 
     peers: dict[str, Contender] = {
         peer.name: lambda peer=peer: peer.idle(size.schedules, size.seconds)  # type: ignore[misc]

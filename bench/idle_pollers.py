@@ -9,31 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import AsyncExitStack
 
 import uvloop
 
 from bench.http_load import connection, exchange, wire
 
 WAIT_S = 20
-
-
-async def poll(url: str, token: str, queue: str, turn: asyncio.Semaphore) -> None:
-    request = wire(token, f"/v1/queues/{queue}/lease", {"workerId": "idle", "max": 1, "waitSeconds": WAIT_S})
-    async with turn:
-        opened = connection(url)
-        reader, writer = await opened.__aenter__()
-    while True:
-        await exchange(reader, writer, request)
+CONNECTING_AT_ONCE = 100  # a listening socket has room for so many
+SETTLE_S = 1.0
 
 
 async def main(url: str, token: str, queues: int) -> None:
-    turn = asyncio.Semaphore(100)  # connections being made at once: a listening socket has room for so many
-    polls = [asyncio.create_task(poll(url, token, f"idle-{number}", turn)) for number in range(queues)]
-    first, _ = await asyncio.wait(polls, timeout=max(2.0, queues / 1_000), return_when=asyncio.FIRST_EXCEPTION)
-    for failed in first:
-        failed.result()
-    print("waiting", flush=True)
-    await asyncio.gather(*polls)
+    turns = asyncio.Semaphore(CONNECTING_AT_ONCE)
+    async with AsyncExitStack() as stack:
+
+        async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            async with turns:
+                return await stack.enter_async_context(connection(url))
+
+        connections = await asyncio.gather(*(connect() for _ in range(queues)))
+        async with asyncio.TaskGroup() as polls:
+            for number, (reader, writer) in enumerate(connections):
+                polls.create_task(poll(reader, writer, token, f"idle-{number}"))
+            await asyncio.sleep(SETTLE_S)
+            print("waiting", flush=True)
+
+
+async def poll(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, queue: str) -> None:
+    request = wire(token, f"/v1/queues/{queue}/lease", {"workerId": "idle", "max": 1, "waitSeconds": WAIT_S})
+    while True:
+        await exchange(reader, writer, request)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,14 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bench.benchmark import Benchmark, Stage
 from bench.cluster import wait_until
-from bench.compare import FLOOR, OURS, Contender, Figures
+from bench.compare import FLOOR, OURS, Contender, Figures, Lateness
 from fencepost import CommandProducer, JobSpec, at
 from fencepostd.local import LOCAL_TENANT, Local
 from ledger.completions import Completion, complete_runs
@@ -44,16 +45,16 @@ def contenders(stage: Stage, size: Size) -> dict[str, Contender]:
     numbers = count()
 
     def ours() -> Figures:
-        def one(runs: int, seconds: float) -> list[float]:
-            return worked(stage.local, f"late-{next(numbers)}", runs, seconds, size.notice)
+        def one(runs: int, seconds: float) -> Lateness:
+            return Lateness(runs, worked(stage.local, f"late-{next(numbers)}", runs, seconds, size.notice))
 
         return both(size, one)
 
     def bare() -> Figures:
-        def one(runs: int, seconds: float) -> list[float]:
+        def one(runs: int, seconds: float) -> Lateness:
             queue = f"late-floor-{next(numbers)}"
             schedule(stage.local, queue, runs, seconds, size.notice)
-            return asyncio.run(bare_leases(stage.dsn, queue))
+            return Lateness(runs, asyncio.run(bare_leases(stage.dsn, queue)))
 
         return both(size, one)
 
@@ -61,20 +62,21 @@ def contenders(stage: Stage, size: Size) -> dict[str, Contender]:
     return {OURS: ours, FLOOR: bare, **peers}
 
 
-def both(size: Size, lateness_ms: Any) -> Figures:
-    """The figures of the spread runs, and of the spike. lateness_ms: of (runs, seconds), for those that started."""
-    figures = figures_of("spread", lateness_ms(size.runs, size.seconds), size.runs)
-    return figures | (figures_of("spike", lateness_ms(size.spike, 1.0), size.spike) if size.spike else {})
+def both(size: Size, lateness_ms: Callable[[int, float], Lateness]) -> Figures:
+    """The figures of the spread runs, and of the spike. lateness_ms: of so many runs over so many seconds."""
+    figures = figures_of("spread", lateness_ms(size.runs, size.seconds))
+    return figures | (figures_of("spike", lateness_ms(size.spike, 1.0)) if size.spike else {})
 
 
-def figures_of(name: str, lateness_ms: list[float], runs: int) -> Figures:
-    late = sorted(lateness_ms)
+def figures_of(name: str, found: Lateness) -> Figures:
+    late = sorted(found.ms)
     return {
         f"{name} p50, ms": late[len(late) // 2],
         f"{name} p99, ms": late[int(len(late) * 0.99)],
         f"{name} max, ms": late[-1],
         f"{name} min, ms": late[0],
-        f"{name} started, %": 100 * len(late) / runs,
+        f"{name} started, %": 100 * len(late) / found.runs,
+        f"{name} of, runs": float(found.runs),
     }
 
 

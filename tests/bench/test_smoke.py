@@ -22,7 +22,7 @@ from connectors.stack import KafkaBroker
 from fencepostd.local import Local
 
 TINY: dict[str, Any] = {
-    "lateness": lateness.Size(runs=3, seconds=0.3, spike=3, notice=2.0),
+    "lateness": lateness.Size(runs=3, seconds=0.3, spike=3, notice=1.0),
     "drain": drain.Size(runs=20, batch=10),
     "enqueue": enqueue.Size(jobs=40, http_jobs=4, one_by_one=2),
     "heartbeats": heartbeats.Size(leases=4, seconds=0.2, batch=2),
@@ -37,7 +37,7 @@ EXPECTED = {
     "takeover": {"from the ledger, s", "from the local state, s", "memory after a start, MB/million timers"},
     "idle": {"CPU with idle schedules, % of a core", "CPU with waiting queues, % of a core"},
 }
-UNIT = re.compile(r".+, (?:[\w%µ]+/[\w ]+|ms|s|MB|jobs|runs|%(?: of a core)?)(?:, ratio to ours)?")
+UNIT = re.compile(r".+, (?:[\w%µ]+/[\w ]+|ms|s|MB|jobs|queues|runs|%(?: of a core)?)(?:, ratio to ours)?")
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ PAPERS = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "connectors/client/README.md",
+    "bench/README.md",
 )
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

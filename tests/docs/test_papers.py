@@ -78,7 +78,7 @@ def test_every_relative_link_leads_somewhere(said: Said) -> None:
 @pytest.mark.parametrize("said", commands_of("make"), ids=str)
 def test_every_make_target_exists(said: Said) -> None:
     targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(words(said)[1:]) <= targets | {"help"}
+    assert {word for word in words(said)[1:] if "=" not in word} <= targets | {"help"}
 
 
 @pytest.mark.parametrize("said", commands_of("pytest"), ids=str)
