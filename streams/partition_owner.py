@@ -28,7 +28,7 @@ from schemas.codec import Codec
 from schemas.errors import EpochLost, KafkaUnavailable, TryAgain
 from schemas.events import Event
 from streams.admissions import AdmissionQueue, admit
-from streams.backlog import Backlog, Missed
+from streams.backlog import Backlog
 from streams.catch_up import DEADLINE
 from streams.command_applier import CommandApplier
 from streams.command_inbox import CommandInbox
@@ -69,6 +69,7 @@ EXPIRY_BATCH = 500
 EXPIRY_PERIOD_S = 0.5
 SWEEP_PERIOD_S = 1.0
 RECONCILE_PERIOD_S = 300.0
+SORTED_AGAIN_S = 0.05
 RATES_PERIOD_S = 1.0  # how often it is looked whether a queue has another rate
 UNDECIDABLE_AGAIN_US = 60_000_000
 SAY_DECIDED_AFTER_US = 1_000_000  # while things are decided their transactions say how far
@@ -115,7 +116,9 @@ class PartitionOwner:
         self._applier = CommandApplier(self.fence, around.pool, around.returns, around.codec, around.partitions)
         self._undecided = DecisionQueue(COMMAND_BATCH)
         self._behind = DecisionQueue(LATE_BATCH)
+        self._unsorted = DecisionQueue(COMMAND_BATCH)  # late jobs of which it is not known which of the two takes them
         self._backlog = Backlog()
+        self._is_popped = False  # whether all that is due has been found
         self._rates_followed: dict[QueueName, int] = {}
         self._admissions = AdmissionQueue()
         self._looked_through_us = 0
@@ -143,8 +146,8 @@ class PartitionOwner:
     def start(self) -> None:
         """Begin to work. The memory is open."""
         works = (
-            self._apply, self._decide, self._catch_up, self._spread, self._follow_rates, self._admit, self._expire,
-            self._sweep, self._reconcile,
+            self._apply, self._decide, self._sort_late, self._catch_up, self._spread, self._follow_rates, self._admit,
+            self._expire, self._sweep, self._reconcile,
         )  # fmt: skip
         for work in works:
             self._begin(self._guard(work), work.__name__)
@@ -182,9 +185,11 @@ class PartitionOwner:
             HINT_LATENESS_SECONDS.observe((now_us - fired.oldest_due_us) / 1e6)
         self._announce(fired)
         self._undecided.add(fired.jobs)
-        self._behind.add(job_id for job_id in fired.late_jobs if job_id not in self._backlog)
+        late = self._unsorted if self._around.rates.any_set() else self._behind
+        late.add(job_id for job_id in fired.late_jobs if job_id not in self._backlog)
         next_us = now_us if more else self._memory.next_due_us()
-        if next_us is None or next_us > now_us:
+        self._is_popped = next_us is None or next_us > now_us
+        if self._is_popped:
             self._looked_through_us = now_us  # else a backlog is not all popped yet
         return next_us
 
@@ -194,7 +199,7 @@ class PartitionOwner:
 
     def decided_through_us(self) -> int:
         """Up to when every occurrence has its decision, whether the ledger has heard of it or not."""
-        if len(self._undecided) or len(self._behind) or len(self._backlog) or self._memory.undecidable:
+        if self._undecided_jobs() or self._memory.undecidable:
             return self._decided_through_us
         return max(self._decided_through_us, self._looked_through_us)
 
@@ -286,18 +291,14 @@ class PartitionOwner:
         """Decide occurrences that have just come."""
         async with self._undecided.batch() as job_ids:
             missed = self._missed(job_ids) if self._around.rates.any_set() else set()
-            self._behind.add(missed)
+            self._unsorted.add(missed)
             await self._decide_jobs([job_id for job_id in job_ids if job_id not in missed], late=False)
 
     async def _catch_up(self) -> None:
         """Decide occurrences that came a while ago, beside those that are on time and slower than they."""
         await self._behind.arrival()
         async with self._catch_up_turn(), self._behind.batch() as job_ids:
-            backlog = await self._find_backlog(job_ids)
-            for queue, missed in backlog:
-                self._backlog.add(queue, missed)
-            spread = {missed.job_id for _, missed in backlog}
-            await self._decide_jobs([job_id for job_id in job_ids if job_id not in spread], late=True)
+            await self._decide_jobs(job_ids, late=True)
 
     @asynccontextmanager
     async def _catch_up_turn(self) -> AsyncIterator[None]:
@@ -312,16 +313,26 @@ class PartitionOwner:
         timers = {job_id: self._memory.state.job(job_id) for job_id in job_ids}
         return {job_id for job_id, timer in timers.items() if timer is not None and is_missed(timer, now_us)}
 
-    async def _find_backlog(self, job_ids: list[bytes]) -> list[tuple[QueueName, Missed]]:
-        if not self._around.rates.any_set():
-            return []
-        now_us = self._around.clock.now_us()
-        async with session(self._around.pool) as conn:
-            return await find_missed(conn, self._memory.state, job_ids, self.fence.partition, now_us)
+    def _undecided_jobs(self) -> int:
+        """How many jobs have a pending occurrence that has come."""
+        return len(self._undecided) + len(self._unsorted) + len(self._behind) + len(self._backlog)
+
+    async def _sort_late(self) -> None:
+        """Find out which late jobs are made up for at their queue's rate."""
+        async with self._unsorted.batch() as job_ids:
+            now_us = self._around.clock.now_us()
+            async with session(self._around.pool) as conn:
+                found = await find_missed(conn, self._memory.state, job_ids, self.fence.partition, now_us)
+            for queue, missed in found:
+                self._backlog.add(queue, missed)
+            self._behind.add(job_id for job_id in job_ids if job_id not in self._backlog)
 
     async def _spread(self) -> None:
         """Decide what was missed of queues that have a rate, a queue at a time."""
         await self._backlog.arrival()
+        # Something older may be among what is not sorted yet.
+        while len(self._unsorted) or not self._is_popped:  # noqa: ASYNC110 - a tick tells it
+            await asyncio.sleep(SORTED_AGAIN_S)
         async with self._catch_up_turn():
             queue, missed = self._backlog.turn()
             async with self._transaction() as tx:
@@ -329,7 +340,7 @@ class PartitionOwner:
             self._backlog.keep(queue, spread.left, spread.gone)
             self._memory.undecidable -= set(spread.job_ids)
             self._take_in(spread.job_ids, spread.decided)
-            self._behind.add(spread.strays)
+            self._unsorted.add(spread.strays)
 
     async def _follow_rates(self) -> None:
         """Set made-up runs apart by their queue's new rate, and after a takeover what the last owner had left."""
@@ -351,7 +362,7 @@ class PartitionOwner:
         async with self._transaction() as tx:
             decided = await decide(tx, self._memory.state, job_ids, first_seen_late=late)
             self._note_undecidable(job_ids, decided)
-            is_last = len(self._undecided) + len(self._behind) + len(self._backlog) == len(job_ids)
+            is_last = self._undecided_jobs() == len(job_ids)
             if is_last and not decided.behind and not self._memory.undecidable:
                 await self._say_decided(tx, looked_through_us)
         self._take_in(job_ids, decided)
@@ -458,7 +469,7 @@ class PartitionOwner:
         partition, through_us = self.fence.partition, self.decided_through_us()
         DECIDED_THROUGH_SECONDS.labels(partition).set(through_us / 1e6)
         UNDECIDED_LAG_SECONDS.labels(partition).set(max(0, self._around.clock.now_us() - through_us) / 1e6)
-        JOBS_BEHIND.labels(partition).set(len(self._behind) + len(self._backlog))
+        JOBS_BEHIND.labels(partition).set(self._undecided_jobs() - len(self._undecided))
         RUNS_BLOCKED.labels(partition).set(self._admissions.blocked())
         JOBS_UNDECIDABLE.labels(partition).set(len(self._memory.undecidable))
 

@@ -115,6 +115,8 @@ class Simulation:
             next_us = owner.tick(self.clock.now_us())
             if len(owner._undecided):
                 await owner._decide()
+            elif len(owner._unsorted):
+                await owner._sort_late()
             elif len(owner._behind):
                 await owner._catch_up()
             elif len(owner._backlog):

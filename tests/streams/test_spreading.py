@@ -17,6 +17,7 @@ import pytest_asyncio
 from ledger.connection import Pool, session
 from ledger.fence import owner_transaction, take_over
 from ledger.queue_settings import QueueName, set_rate
+from streams.backlog import Missed
 from streams.command_batch import apply_commands
 from streams.partition_memory import PartitionMemory
 from streams.rebuild import rebuild
@@ -107,6 +108,41 @@ async def test_a_turn_ends_where_a_job_has_had_enough_and_the_next_goes_on_in_or
     assert [at for _, at in found] == apart(164, 0.1, simulation.now)
 
 
+async def test_nothing_is_made_up_for_before_all_that_is_late_is_known(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streams.partition_owner.COMMAND_BATCH", 3)
+    await simulation.set_rate(10)
+    jobs = [await job(simulation) for _ in range(7)]
+    await simulation.stop()
+    simulation.clock.now = BACK
+    await simulation.start()
+    owner = simulation.owner
+    owner.tick(simulation.clock.now_us())
+    await owner._sort_late()
+    spreading = asyncio.create_task(owner._spread())
+    await owner._sort_late()
+    assert not spreading.done()
+    assert {at for _, at in await due(simulation, *jobs)} == {FIRST}
+    await owner._sort_late()
+    await spreading
+    await simulation.work()
+    found = [each for each in await due(simulation, *jobs) if each[0] < BACK]
+    assert found == list(zip([at for at in minutes(10) for _ in jobs], apart(70, 0.1), strict=True))
+
+
+async def test_a_job_that_is_late_during_a_turn_joins_the_next(simulation: Simulation) -> None:
+    queue, early, late = QueueName("acme", "mail"), Missed(1, b"1", 1, True), Missed(2, b"2", 1, True)
+    backlog = simulation.owner._backlog
+    backlog.add(queue, early)
+    assert backlog.turn() == (queue, [early])
+    backlog.add(queue, late)
+    backlog.keep(queue, [early._replace(at_us=3)], [])
+    assert backlog.turn() == (queue, [late, early._replace(at_us=3)])
+    backlog.keep(queue, [], [b"1", b"2"])
+    assert len(backlog) == 0
+
+
 async def test_a_restart_in_the_middle_goes_on_where_it_was(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +154,7 @@ async def test_a_restart_in_the_middle_goes_on_where_it_was(
     await simulation.start()
     owner = simulation.owner
     owner.tick(simulation.clock.now_us())
-    await owner._catch_up()
+    await owner._sort_late()
     await owner._spread()
     await owner._spread()
     before = await due(simulation, *jobs)
@@ -276,7 +312,7 @@ async def test_a_job_that_moves_to_another_queue_in_the_middle_is_looked_at_anew
     simulation.clock.now = BACK
     await simulation.start()
     simulation.owner.tick(simulation.clock.now_us())
-    await simulation.owner._catch_up()
+    await simulation.owner._sort_late()
     await simulation.owner._spread()
     await simulation.apply(update(job_id, {"cron": "* * * * *"}, queue="sms", catch_up="all"))
     await simulation.work()
