@@ -144,6 +144,15 @@ class Codec:
             raise Undecodable(f"{len(wire) - body.tell()} bytes are left over after the {name}")
         return name, record
 
+    def body_of(self, name: str, wire: bytes) -> int | None:
+        """Where the record begins, if it is a `name` as this build writes it; None for any other, and for none."""
+        try:
+            magic, schema_id = _HEADER.unpack_from(wire)
+            written, writer = self._writer(schema_id)
+        except (struct.error, Undecodable):
+            return None
+        return _HEADER.size if magic == 0 and written == name and writer is reader_schema(name) else None
+
     def _without_times(self, schema_id: int, writer: ParsedSchema) -> ParsedSchema:
         known = self._plain_writers.get(schema_id)
         if known is None:
@@ -154,7 +163,9 @@ class Codec:
         known = self._writers.get(schema_id)
         if known is None:
             try:
-                known = self._writers[schema_id] = self._registry.writer_schema(schema_id)
+                name, writer = self._registry.writer_schema(schema_id)
             except KeyError:
                 raise Undecodable(f"unknown schema id {schema_id}") from None
+            reader = reader_schema(name)
+            known = self._writers[schema_id] = (name, reader if writer == reader else writer)
         return known

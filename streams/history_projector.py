@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import duckdb
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from schemas.codec import Codec, Record
+from schemas.codec import Codec, Record, reader_schema
 from schemas.errors import KafkaUnavailable, TryAgain, Undecodable
+from schemas.row_decoder import RowDecoder, long_at
 from streams.history_store import EventRow, HistoryStore
 from streams.metrics import HISTORY_EVENTS, HISTORY_LAG_RECORDS, HISTORY_RECORDS_SKIPPED, HISTORY_REPEATED_EVENTS
 
@@ -30,11 +31,13 @@ READ_RECORDS = 32  # at once; each has up to a thousand events
 _RETRY_S = 1.0
 _METADATA_TIMEOUT_S = 5.0
 
-_FIELDS = itemgetter(
+_FIELDS = (
     "eventId", "type", "at", "tenant", "jobId", "runId", "version", "queue", "lane", "attempt", "leaseToken",
     "scheduledFor", "dueAt", "leaseExpiresAt", "workerId", "reason", "result", "definition",
     "count",
 )  # fmt: skip
+_fields_of = itemgetter(*_FIELDS)
+_ROWS = RowDecoder(reader_schema("RunEvent"), _FIELDS)
 
 
 class Batch(NamedTuple):
@@ -137,14 +140,23 @@ class HistoryProjector:
 
     def _read(self, message: Message) -> Batch:
         partition, offset = message.partition(), message.offset()
+        place = (partition, offset)
         try:
-            name, record = self._codec.decode(message.value(), micros=True)
-            if name != "RunEvents":
-                raise Undecodable(f"a {name} is no RunEvents")
+            rows = self._rows(message.value() or b"")
         except Undecodable as error:
             _skip(partition, offset, error)
             return Batch(partition, offset, [])
-        return Batch(partition, offset, [event_row(event, partition, offset) for event in record["events"]])
+        return Batch(partition, offset, [row + place for row in rows])
+
+    def _rows(self, wire: bytes) -> Iterable[tuple[Any, ...]]:
+        """The fields of a record's events: the short way, or by resolving the schema that another build wrote with."""
+        body = self._codec.body_of("RunEvents", wire)
+        if body is not None:
+            return _rows_of(wire, body)
+        name, record = self._codec.decode(wire, micros=True)
+        if name != "RunEvents":
+            raise Undecodable(f"a {name} is no RunEvents")
+        return map(_fields_of, record["events"])
 
     def _append(self, batches: Sequence[Batch]) -> None:
         """Store all of them, or all but those with values that no column can hold."""
@@ -178,9 +190,21 @@ class HistoryProjector:
         self._lag = lag
 
 
+def _rows_of(wire: bytes, body: int) -> Sequence[tuple[Any, ...]]:
+    """The events of a RunEvents that begins at that byte: after its partition, they are all there is."""
+    try:
+        _, events = long_at(wire, body)
+    except IndexError as error:
+        raise Undecodable("the body is no RunEvents: it has no partition") from error
+    rows, end = _ROWS.array(wire, events)
+    if end != len(wire):
+        raise Undecodable(f"{len(wire) - end} bytes are left over after the RunEvents")
+    return rows
+
+
 def event_row(event: Record, partition: int, offset: int) -> EventRow:
     """A RunEvent, its times in microseconds, as a row for the history store."""
-    return (*_FIELDS(event), partition, offset)
+    return (*_fields_of(event), partition, offset)
 
 
 def _is_record(message: Message) -> bool:

@@ -146,6 +146,16 @@ def test_times_as_numbers_are_read_from_either_version(data: st.DataObject) -> N
             assert codec.decode(wire) == ("RunEvents", old)
 
 
+def test_only_what_is_written_as_this_build_writes_it_is_read_the_short_way() -> None:
+    registry = TwoVersions("RunEvents")
+    record = {"partition": 3, "events": []}
+    codec = Codec(registry)
+    assert codec.body_of("RunEvents", registry.written(OLD_ID, record)) == 5
+    assert codec.body_of("RunEvents", registry.written(NEW_ID, with_defaults(record))) is None
+    registry.schemas[OLD_ID] = copy.deepcopy(registry.schemas[OLD_ID])  # as it comes from a registry server
+    assert Codec(registry).body_of("RunEvents", registry.written(OLD_ID, record)) == 5
+
+
 @every_record
 def test_every_enum_says_what_an_unknown_symbol_is_read_as(name: str) -> None:
     for definition in named_types(reader_schema(name)).values():

@@ -183,3 +183,20 @@ def test_a_record_that_does_not_fit_its_schema_is_not_encoded(change: Callable[[
     change(hints)
     with pytest.raises((ValueError, TypeError, KeyError)):
         Codec().encode("ReadyHints", hints)
+
+
+@pytest.mark.parametrize(
+    ("wire", "body"),
+    [
+        (HINTS_WIRE, 5),
+        (HINTS_WIRE[:5], 5),
+        (HINTS_WIRE[:4], None),
+        (b"", None),
+        (b"\x01" + HINTS_WIRE[1:], None),
+        (b"\x00\x00\x00\x00\x0c" + HINTS_WIRE[5:], None),
+        (b"\x00\x00\x00\x00\x63" + HINTS_WIRE[5:], None),
+    ],
+    ids=["hints", "no body", "half a header", "nothing", "another magic byte", "another name", "an unknown id"],
+)
+def test_where_a_record_of_this_build_begins(wire: bytes, body: int | None) -> None:
+    assert Codec().body_of("ReadyHints", wire) == body

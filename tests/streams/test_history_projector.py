@@ -136,6 +136,8 @@ def test_what_is_no_run_event_is_left_out_and_the_rest_goes_on(
             codec.encode("RunEvents", {"partition": 0, "events": life_of(UUID(int=1))}),
             b"",
             b"\x00\x00\x00\x00\x0c\xff",
+            b"\x00\x00\x00\x00\x0c\x00\x02",
+            codec.encode("RunEvents", {"partition": 0, "events": life_of(UUID(int=9))}) + b"\x00",
             codec.encode("ReadyHints", hints),
             codec.encode("RunEvents", {"partition": 0, "events": nobody}),
             codec.encode("RunEvents", {"partition": 0, "events": life_of(UUID(int=2))}),
@@ -143,9 +145,27 @@ def test_what_is_no_run_event_is_left_out_and_the_rest_goes_on(
     )
     before = HISTORY_RECORDS_SKIPPED._value.get()
     with projecting():
-        wait_until(lambda: store.positions() == {0: 6})
+        wait_until(lambda: store.positions() == {0: 8})
     assert read(store, "SELECT count(*) FROM store.run_events") == [(6,)]
-    assert HISTORY_RECORDS_SKIPPED._value.get() - before == 4
+    assert HISTORY_RECORDS_SKIPPED._value.get() - before == 6
+
+
+def test_records_of_another_build_become_the_same_history(
+    projecting: Projecting, store: HistoryStore, kafka_broker: KafkaBroker, topics: Topics, monkeypatch: Any
+) -> None:
+    events = [life_of(UUID(int=n)) for n in (1, 2)]
+    produce_events(kafka_broker.bootstrap, topics, events[0])
+    with projecting():
+        wait_for_events(store, 3)
+    monkeypatch.setattr(Codec, "body_of", lambda *_: None)  # as for a record that another build wrote
+    produce_events(kafka_broker.bootstrap, topics, events[1])
+    with projecting():
+        wait_for_events(store, 6)
+    columns = "* EXCLUDE (event_id, run_id, topic_offset)"
+    first, second = (
+        read(store, f"SELECT {columns} FROM store.run_events WHERE topic_offset = {n} ORDER BY version") for n in (0, 1)
+    )
+    assert first == second
 
 
 def test_the_lag_is_known_per_partition(
