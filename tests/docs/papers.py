@@ -17,6 +17,7 @@ PAPERS = (
     "CHANGELOG.md",
     "connectors/client/README.md",
     "bench/README.md",
+    "docs/performance.md",
 )
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
