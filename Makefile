@@ -76,4 +76,4 @@ down: setup  ## stop it
 	fencepostd down
 
 clean:  ## remove the virtual environment and every cache (not state/)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/.peers
