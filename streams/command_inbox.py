@@ -54,6 +54,11 @@ class CommandInbox:
         """The partition is read from the next offset on, by the seek that was asked for."""
         self._seeking = False
 
+    @property
+    def full(self) -> bool:
+        """It reads no more until it was emptied."""
+        return self._full
+
     async def arrival(self) -> None:
         """Until there is something to take."""
         await self._arrived.wait()

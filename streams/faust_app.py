@@ -92,6 +92,12 @@ class OwnersApp(faust.App):  # type: ignore[misc]
     def _new_transport(self) -> LedgerTransport:
         return LedgerTransport(self.conf.broker_consumer, self)
 
+    def end_of(self, partition: int) -> int | None:
+        """The commands topic's end in a partition as of the last fetch; None when none of it was fetched yet."""
+        tp = TP(self.commands_topic, partition)
+        end: int | None = self.consumer.highwater(tp) if tp in self.consumer.assignment() else None
+        return end
+
     def on_rebalance_start(self) -> None:
         """Called by the consumer's thread, before any queue is cleared."""
         self.ownership.doubt()

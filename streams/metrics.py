@@ -8,6 +8,7 @@ _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 
 COMMANDS_APPLIED = Counter("fencepost_commands_applied_total", "Commands that took effect or were already in effect")
 COMMANDS_REJECTED = Counter("fencepost_commands_rejected_total", "Commands sent to the rejected topic", ["code"])
+COMMANDS_READ_AGAIN = Counter("fencepost_commands_read_again_total", "Times that a partition's commands did not come")
 COMMANDS_FORWARDED = Counter("fencepost_commands_forwarded_total", "Commands that came to a partition not their own")
 APPLY_SECONDS = Histogram("fencepost_apply_seconds", "One fenced transaction of commands", buckets=_LATENCY_BUCKETS)
 HINTS_SENT = Counter("fencepost_hints_sent_total", "Run ids told to the API")

@@ -102,6 +102,12 @@ class Ownership:
             if owner := self._owners.get(partition):
                 owner.inbox.sought()
 
+    def read_again(self, partition: int) -> None:
+        """Read the commands that an inbox waits for once more: they do not come."""
+        if owner := self._owners.get(partition):
+            owner.inbox.doubt()
+            self.read_from(partition, owner.inbox.next_offset)
+
     def fold(self, partition: int, events: list[Event], next_offset: int) -> None:
         """Hand events of the feed to their owner."""
         owner = self._owners.get(partition)

@@ -23,6 +23,7 @@ from streams.partition_owner import Surroundings
 from streams.queue_rates import QueueRates, keep_rates
 from streams.ready_hints import ReadyHints
 from streams.rejections import CommandReturns
+from streams.stalled_reads import read_what_stalls
 from streams.timekeeper import Timekeeper, keep_clock
 from streams.topics import Topics
 
@@ -85,6 +86,8 @@ class StreamsRole:
             stack.push_async_callback(app.stop)
             await app.start()
             stack.push_async_callback(_cancel, asyncio.create_task(_watch(app, crash)))
+            reading = _or_crash(read_what_stalls(ownership, app.end_of), crash)
+            stack.push_async_callback(_cancel, asyncio.create_task(reading))
             stack.push_async_callback(ownership.close)
             await _first(stop, failed)
 

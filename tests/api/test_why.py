@@ -72,7 +72,7 @@ def causes(answer: dict[str, Any]) -> list[str]:
 
 
 async def lease_one(worker: Caller) -> dict[str, Any]:
-    [run] = await worker.lease(waitSeconds=5)
+    [run] = await worker.lease(waitSeconds=15)
     return run
 
 
@@ -208,12 +208,13 @@ async def test_a_made_up_run_tells_that_its_queue_s_rate_put_it_off(
         assert "after its nominal time, to catch up at its queue's rate" in answer["summary"]
 
 
-async def known_why(operator: Caller, run_id: UUID, last: str) -> dict[str, Any]:
-    """Once the history has heard all of it, and the last cause is this one."""
+async def known_why(operator: Caller, run_id: UUID, last: str, detail: str = "") -> dict[str, Any]:
+    """Once the history has heard all of it, and the last cause is this one. detail: what its detail ends with."""
     async with asyncio.timeout(60):
         while True:
             answer = (await operator.get(f"/v1/runs/{run_id}/why")).json()
-            if not answer["incomplete"] and causes(answer)[-1:] == [last]:
+            known = not answer["incomplete"] and causes(answer)[-1:] == [last]
+            if known and (answer["intervals"][-1].get("detail") or "").endswith(detail):
                 assert_sums_up(answer)
                 return answer  # type: ignore[no-any-return]
 
@@ -229,9 +230,9 @@ async def test_a_backfilled_run_names_the_one_before_it_while_that_waits_for_its
         await trigger_jobs(tx, made, reason="backfill")
     run = await lease_one(worker)
     assert run["runId"] == str(first)
-    failed = {"leaseToken": run["leaseToken"], "error": "boom", "retryAfterSeconds": 1}
+    failed = {"leaseToken": run["leaseToken"], "error": "boom", "retryAfterSeconds": 5}
     assert (await worker.post(f"/v1/runs/{first}/fail", failed)).status_code == 200
-    waits = await known_why(operator, second, "overlap")
+    waits = await known_why(operator, second, "overlap", "waited for its next attempt")
     assert waits["intervals"][-1]["detail"] == f"run {first} of its job goes before it, and waited for its next attempt"
     run = await lease_one(worker)
     assert run["runId"] == str(first)

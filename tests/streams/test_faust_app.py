@@ -38,6 +38,7 @@ def test_faust_is_the_version_that_was_read() -> None:
         (BaseConsumer, "resume_partitions", ["self", "tps"]),
         (AIOKafkaConsumerThread, "seek_wait", ["self", "partitions"]),
         (AIOKafkaConsumerThread, "assignment", ["self"]),
+        (AIOKafkaConsumerThread, "highwater", ["self", "tp"]),
         (App, "_new_transport", ["self"]),
         (App, "on_rebalance_start", ["self"]),
         (App, "wait_until_stopped", ["self"]),

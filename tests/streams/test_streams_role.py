@@ -24,6 +24,7 @@ from streams import event_feed
 from streams.metrics import DECIDED_THROUGH_SECONDS
 from streams.outbox_relay import OutboxRelay
 from streams.ownership import Ownership
+from streams.rejections import RawCommand
 from streams.streams_role import StreamsRole
 from streams.topics import READY_PARTITIONS, Topics, create_topics
 from tests.ledger_fixtures import PARTITIONS
@@ -247,6 +248,26 @@ async def test_bad_records_do_not_stop_what_follows(streams: Streams) -> None:
         streams.produce([create(job_on(3))])
         await until(lambda: streams.consumed(3))
     assert await fetch(streams.pool, "SELECT count(*) FROM jobs") == [1]
+
+
+async def test_a_last_command_that_got_lost_on_its_way_is_read_again(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No later record of its partition tells that it is missing."""
+    receive = Ownership.receive
+    lost: list[tuple[int, int]] = []
+
+    def lose_the_first(ownership: Ownership, record: RawCommand) -> None:
+        if not lost:
+            lost.append((record.partition, record.offset))
+        else:
+            receive(ownership, record)
+
+    monkeypatch.setattr(Ownership, "receive", lose_the_first)
+    async with streams.role("a"):
+        streams.produce([create(job_on(3))])
+        await until(lambda: streams.consumed(1))
+    assert lost == [(3, 0)]
 
 
 @pytest.mark.apache_kafka(reason="tansu stores batches as they come")
