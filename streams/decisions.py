@@ -118,7 +118,7 @@ def chain_of(
             job_id,
             limit=timer.catch_up_limit,
             start_deadline_s=timer.start_deadline_s,
-            first_seen_late=first_seen_late and not chain,
+            first_seen_late=first_seen_late or bool(chain),  # of the others of the chain it learns only now
         )
         chain += moves_of(job_id, version, cursor, found, partition)
         version += len(found.skipped)
