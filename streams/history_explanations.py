@@ -6,12 +6,13 @@ Internal reads, whoever's the run is: the API checks that. Instants are RFC 3339
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
+import duckdb
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -61,6 +62,9 @@ WHERE job_id = $job_id AND scheduled_for = $at ORDER BY updated_at LIMIT {MOST_R
 READ_JOB_VERSION = f"SELECT version FROM {SCHEMA}.jobs WHERE job_id = $job_id"
 
 
+Question = tuple[str, dict[str, Any]]  # SQL and its parameters
+
+
 class HistoryExplanations:
     """The routes of these reads over one store."""
 
@@ -76,7 +80,7 @@ class HistoryExplanations:
 
     async def run_events(self, request: Request) -> Response:
         """{events}: all of a run, by version; none of one that the history has not heard of."""
-        body = await asyncio.to_thread(self._read, {"events": READ_RUN_EVENTS}, {"run_id": _id(request, "run_id")})
+        body = await self._read({"events": (READ_RUN_EVENTS, {"run_id": _id(request, "run_id")})})
         body["events"].sort(key=itemgetter("version"))
         return _json(body)
 
@@ -85,8 +89,8 @@ class HistoryExplanations:
 
         until: null of a lease that lasts, as far as is known.
         """
-        asked = {"job_id": _id(request, "job_id"), "since": _instant(request, "since")}
-        return await self._answer({"leases": READ_JOB_LEASES}, asked | {"until": _instant(request, "until")})
+        span = {"since": _instant(request, "since"), "until": _instant(request, "until")}
+        return _json(await self._read({"leases": (READ_JOB_LEASES, {"job_id": _id(request, "job_id")} | span)}))
 
     async def occurrence(self, request: Request) -> Response:
         """{runs, ranges, jobEvents, version}: what bears on the occurrence of a job at ?at=.
@@ -95,25 +99,33 @@ class HistoryExplanations:
         latest decision first. jobEvents: the job's own life, with its definitions. version: the job's latest known.
         """
         job = {"job_id": _id(request, "job_id")}
-        asked = job | {"at": _instant(request, "at")}
-        body = await asyncio.to_thread(
-            self._read, {"runs": READ_RUNS_OF_OCCURRENCE, "ranges": READ_SKIPPED_RANGES}, asked
+        occurrence = job | {"at": _instant(request, "at")}
+        body = await self._read(
+            {
+                "runs": (READ_RUNS_OF_OCCURRENCE, occurrence),
+                "ranges": (READ_SKIPPED_RANGES, occurrence),
+                "jobEvents": (READ_JOB_EVENTS, job),
+                "versions": (READ_JOB_VERSION, job),
+            }
         )
-        body |= await asyncio.to_thread(self._read, {"jobEvents": READ_JOB_EVENTS, "versions": READ_JOB_VERSION}, job)
         [version] = body.pop("versions") or [{"version": 0}]
         return _json(body | version)
 
-    async def _answer(self, statements: dict[str, str], asked: dict[str, Any]) -> Response:
-        return _json(await asyncio.to_thread(self._read, statements, asked))
+    async def _read(self, questions: Mapping[str, Question]) -> dict[str, Any]:
+        """The rows of each, all as of one instant: the version tells how much the others know."""
+        return await asyncio.to_thread(self._read_now, questions)
 
-    def _read(self, statements: dict[str, str], asked: dict[str, Any]) -> dict[str, Any]:
+    def _read_now(self, questions: Mapping[str, Question]) -> dict[str, Any]:
         with self._store.cursor() as reader:
-            found = {}
-            for name, statement in statements.items():
-                answer = reader.execute(statement, asked)
-                columns = [column[0] for column in answer.description or ()]
-                found[name] = [dict(zip(columns, map(json_ready, row), strict=True)) for row in answer.fetchall()]
+            reader.begin()
+            found = {name: _rows(reader.execute(*question)) for name, question in questions.items()}
+            reader.commit()
             return found
+
+
+def _rows(answer: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    columns = [column[0] for column in answer.description or ()]
+    return [dict(zip(columns, map(json_ready, row), strict=True)) for row in answer.fetchall()]
 
 
 def _id(request: Request, name: str) -> str:
