@@ -30,7 +30,8 @@ from ledger.runs import read_partition_runs
 from schemas.codec import Codec
 from streams.command_inbox import CommandInbox
 from streams.ledger_clock import LedgerClock
-from streams.partition_owner import PartitionOwner, Surroundings
+from streams.partition_owner import PartitionOwner
+from streams.surroundings import Surroundings
 from streams.timing_state import to_us
 
 DUE_US = to_us(datetime(2100, 1, 1, tzinfo=UTC))  # of bench.commands.SPEC, without importing what that needs

@@ -36,7 +36,7 @@ async def say_decided_through(pool: Pool, owners: Callable[[], Iterable[Partitio
 
     An owner whose word was not taken may have lost its epoch, and finds out.
     """
-    unsaid = {owner: through_us for owner in owners() if (through_us := owner.unsaid_decided_us()) is not None}
+    unsaid = {owner: through_us for owner in owners() if (through_us := owner.decider.unsaid_decided_us()) is not None}
     if not unsaid:
         return
     said = await say_decided(pool, {owner.fence: from_us(through_us) for owner, through_us in unsaid.items()})
@@ -44,6 +44,6 @@ async def say_decided_through(pool: Pool, owners: Callable[[], Iterable[Partitio
         if owner not in unsaid:
             continue
         if owner.fence.partition in said:
-            owner.said_decided(unsaid[owner])
+            owner.decider.said_decided(unsaid[owner])
         else:
             owner.check()

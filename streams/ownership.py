@@ -22,8 +22,9 @@ from schemas.events import Event
 from streams.command_inbox import CommandInbox
 from streams.event_feed import EventFeed
 from streams.metrics import PARTITIONS_OWNED
-from streams.partition_owner import PartitionOwner, Surroundings
+from streams.partition_owner import PartitionOwner
 from streams.rejections import RawCommand
+from streams.surroundings import Surroundings
 
 log = logging.getLogger(__name__)
 

@@ -9,53 +9,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 from uuid import UUID
 
 from ledger.admissions import skip_late
 from ledger.completions import expire_leases
-from ledger.connection import Pool, session
 from ledger.fence import OwnerTransaction, Takeover, owner_transaction, release_partition
-from ledger.partitions import advance_decided
-from ledger.queue_settings import QueueName
 from ledger.runs import read_runs
-from schemas.codec import Codec
 from schemas.errors import EpochLost, KafkaUnavailable, TryAgain
 from schemas.events import Event
 from streams.admissions import AdmissionQueue, admit
-from streams.backlog import Backlog
 from streams.catch_up import DEADLINE
 from streams.command_applier import CommandApplier
 from streams.command_inbox import CommandInbox
-from streams.decision_queue import DecisionQueue
-from streams.decisions import Decided, decide
-from streams.ledger_clock import LedgerClock
+from streams.decider import Decider
 from streams.metrics import (
-    DECIDED_THROUGH_SECONDS,
     EPOCHS_LOST,
     EVENTS_FOLDED,
     HINT_LATENESS_SECONDS,
-    JOBS_BEHIND,
-    JOBS_UNDECIDABLE,
     LEASES_EXPIRED,
-    OCCURRENCES_DECIDED,
     OCCURRENCES_SKIPPED,
     PARTITION_HALTED,
     RUNS_BLOCKED,
     RUNS_REHINTED,
-    UNDECIDED_LAG_SECONDS,
 )
 from streams.partition_memory import Fired, PartitionMemory
-from streams.queue_rates import QueueRates
-from streams.ready_hints import ReadyHints
 from streams.rebuild import rebuild, reconcile, take_in
-from streams.rejections import CommandReturns, RawCommand
-from streams.spreading import find_missed, is_missed, spread_missed
+from streams.rejections import RawCommand
+from streams.surroundings import Surroundings
 from streams.timing_state import Position, from_us, to_us
 from streams.zone_moves import follow_zone_rules, stamp
 
@@ -63,40 +46,11 @@ log = logging.getLogger(__name__)
 
 COMMAND_BATCH = 500
 COMMAND_BATCH_BYTES = 512 << 10  # some 3,000 commands in batch records: well within a transaction's time
-LATE_BATCH = 50  # jobs that are behind, each with up to decisions.LINKS_A_JOB occurrences, in one transaction
-LATE_DUTY = 0.3  # of a process's time for all that are behind: what is on time must stay so
 EXPIRY_BATCH = 500
 EXPIRY_PERIOD_S = 0.5
 SWEEP_PERIOD_S = 1.0
 RECONCILE_PERIOD_S = 300.0
-SORTED_AGAIN_S = 0.05
-RATES_PERIOD_S = 1.0  # how often it is looked whether a queue has another rate
-UNDECIDABLE_AGAIN_US = 60_000_000
-SAY_DECIDED_AFTER_US = 1_000_000  # while things are decided their transactions say how far
-ASK_AGAIN_US = 5_000_000
 APPLY_AGAIN_S = 0.5
-# Transactions of commands under way at once in a process: while one waits for its turn its batch grows. After an outage
-# 1,300 records were applied in 1.7 s by 118 transactions, and in 5.5 s by 1,038 when every partition went ahead.
-APPLYING_AT_ONCE = 2
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What all owners of a process share."""
-
-    pool: Pool
-    codec: Codec
-    hints: ReadyHints
-    returns: CommandReturns
-    clock: LedgerClock
-    partitions: int
-    state_folder: Path
-    wake_timekeeper: Callable[[], None]
-    end_offset: Callable[[int], Awaitable[int]]  # of a partition of run-events
-    crash: Callable[[Exception], None]
-    apply_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(APPLYING_AT_ONCE))
-    catch_up_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    rates: QueueRates = field(default_factory=QueueRates)
 
 
 class PartitionOwner:
@@ -114,15 +68,11 @@ class PartitionOwner:
         self._folder = around.state_folder / f"p-{self.fence.partition:04d}"
         self._memory = PartitionMemory(self._folder)
         self._applier = CommandApplier(self.fence, around.pool, around.returns, around.codec, around.partitions)
-        self._undecided = DecisionQueue(COMMAND_BATCH)
-        self._behind = DecisionQueue(LATE_BATCH)
-        self._unsorted = DecisionQueue(COMMAND_BATCH)  # late jobs of which it is not known which of the two takes them
-        self._backlog = Backlog()
-        self._is_popped = False  # whether all that is due has been found
-        self._rates_followed: dict[QueueName, int] = {}
         self._admissions = AdmissionQueue()
-        self._looked_through_us = 0
-        self._decided_through_us = to_us(takeover.decided_through)
+        self.decider = Decider(
+            takeover, around, self._memory,
+            transaction=self._transaction, announce=self._announce, fold_own=self._fold_own,
+        )  # fmt: skip
         self._unstamped: list[UUID] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._lost = False
@@ -146,8 +96,7 @@ class PartitionOwner:
     def start(self) -> None:
         """Begin to work. The memory is open."""
         works = (
-            self._apply, self._decide, self._sort_late, self._catch_up, self._spread, self._follow_rates, self._admit,
-            self._expire, self._sweep, self._reconcile,
+            self._apply, *self.decider.works(), self._admit, self._expire, self._sweep, self._reconcile,
         )  # fmt: skip
         for work in works:
             self._begin(self._guard(work), work.__name__)
@@ -159,7 +108,7 @@ class PartitionOwner:
         Raises LedgerUnavailable when it could not be released; all else is done then.
         """
         self.inbox.close()
-        through = from_us(self.decided_through_us())  # now: what is cancelled leaves the queues
+        through = from_us(self.decider.decided_through_us())  # now: what is cancelled leaves the queues
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -184,33 +133,14 @@ class PartitionOwner:
         if fired.oldest_due_us is not None:
             HINT_LATENESS_SECONDS.observe((now_us - fired.oldest_due_us) / 1e6)
         self._announce(fired)
-        self._undecided.add(fired.jobs)
-        late = self._unsorted if self._around.rates.any_set() else self._behind
-        late.add(job_id for job_id in fired.late_jobs if job_id not in self._backlog)
+        self.decider.take(fired)
         next_us = now_us if more else self._memory.next_due_us()
-        self._is_popped = next_us is None or next_us > now_us
-        if self._is_popped:
-            self._looked_through_us = now_us  # else a backlog is not all popped yet
+        self.decider.looked(now_us, is_popped=next_us is None or next_us > now_us)
         return next_us
 
     def timers(self) -> int:
         """How many timers are in memory."""
         return self._memory.timers()
-
-    def decided_through_us(self) -> int:
-        """Up to when every occurrence has its decision, whether the ledger has heard of it or not."""
-        if self._undecided_jobs() or self._memory.undecidable:
-            return self._decided_through_us
-        return max(self._decided_through_us, self._looked_through_us)
-
-    def unsaid_decided_us(self) -> int | None:
-        """The same, if the ledger's word of it is old."""
-        through_us = self.decided_through_us()
-        return through_us if through_us - self._decided_through_us >= SAY_DECIDED_AFTER_US else None
-
-    def said_decided(self, through_us: int) -> None:
-        """The ledger has heard of it."""
-        self._decided_through_us = max(self._decided_through_us, through_us)
 
     def check(self) -> None:
         """Find out soon whether the epoch still stands."""
@@ -287,109 +217,6 @@ class PartitionOwner:
                 log.warning("partition %d: commands wait: %s", self.fence.partition, error)
             await asyncio.sleep(APPLY_AGAIN_S)
 
-    async def _decide(self) -> None:
-        """Decide occurrences that have just come."""
-        async with self._undecided.batch() as job_ids:
-            missed = self._missed(job_ids) if self._around.rates.any_set() else set()
-            self._unsorted.add(missed)
-            await self._decide_jobs([job_id for job_id in job_ids if job_id not in missed], late=False)
-
-    async def _catch_up(self) -> None:
-        """Decide occurrences that came a while ago, beside those that are on time and slower than they."""
-        await self._behind.arrival()
-        async with self._catch_up_turn(), self._behind.batch() as job_ids:
-            await self._decide_jobs(job_ids, late=True)
-
-    @asynccontextmanager
-    async def _catch_up_turn(self) -> AsyncIterator[None]:
-        async with self._around.catch_up_turns:
-            began = time.monotonic()
-            yield
-            await asyncio.sleep((time.monotonic() - began) * (1 / LATE_DUTY - 1))
-
-    def _missed(self, job_ids: list[bytes]) -> set[bytes]:
-        """Jobs that were on time when they were queued: the ledger may have been away since."""
-        now_us = self._around.clock.now_us()
-        timers = {job_id: self._memory.state.job(job_id) for job_id in job_ids}
-        return {job_id for job_id, timer in timers.items() if timer is not None and is_missed(timer, now_us)}
-
-    def _undecided_jobs(self) -> int:
-        """How many jobs have a pending occurrence that has come."""
-        return len(self._undecided) + len(self._unsorted) + len(self._behind) + len(self._backlog)
-
-    async def _sort_late(self) -> None:
-        """Find out which late jobs are made up for at their queue's rate."""
-        async with self._unsorted.batch() as job_ids:
-            now_us = self._around.clock.now_us()
-            async with session(self._around.pool) as conn:
-                found = await find_missed(conn, self._memory.state, job_ids, self.fence.partition, now_us)
-            for queue, missed in found:
-                self._backlog.add(queue, missed)
-            self._behind.add(job_id for job_id in job_ids if job_id not in self._backlog)
-
-    async def _spread(self) -> None:
-        """Decide what was missed of queues that have a rate, a queue at a time."""
-        await self._backlog.arrival()
-        # Something older may be among what is not sorted yet.
-        while len(self._unsorted) or not self._is_popped:  # noqa: ASYNC110 - a tick tells it
-            await asyncio.sleep(SORTED_AGAIN_S)
-        async with self._catch_up_turn():
-            queue, missed = self._backlog.turn()
-            async with self._transaction() as tx:
-                spread = await spread_missed(tx, self._memory.state, queue, missed)
-            self._backlog.keep(queue, spread.left, spread.gone)
-            self._memory.undecidable -= set(spread.job_ids)
-            self._take_in(spread.job_ids, spread.decided)
-            self._unsorted.add(spread.strays)
-
-    async def _follow_rates(self) -> None:
-        """Set made-up runs apart by their queue's new rate, and after a takeover what the last owner had left."""
-        await asyncio.sleep(RATES_PERIOD_S)
-        for queue, version in self._around.rates.changed(self._rates_followed).items():
-            more = True
-            while more:
-                async with self._catch_up_turn():
-                    async with self._transaction() as tx:
-                        spread = await spread_missed(tx, self._memory.state, queue, [])
-                    self._fold_own(spread.decided.events)
-                    more = spread.more
-            self._rates_followed[queue] = version
-
-    async def _decide_jobs(self, job_ids: list[bytes], *, late: bool) -> None:
-        if not job_ids:
-            return
-        looked_through_us = self._looked_through_us
-        async with self._transaction() as tx:
-            decided = await decide(tx, self._memory.state, job_ids, first_seen_late=late)
-            self._note_undecidable(job_ids, decided)
-            is_last = self._undecided_jobs() == len(job_ids)
-            if is_last and not decided.behind and not self._memory.undecidable:
-                await self._say_decided(tx, looked_through_us)
-        self._take_in(job_ids, decided)
-        self._behind.add(decided.behind)
-
-    def _take_in(self, job_ids: list[bytes], decided: Decided) -> None:
-        for job_id in [*decided.finished, *decided.stale]:
-            self._memory.forget_job(job_id)
-        for job_id, at_us in decided.early.items():
-            self._memory.retry_job(job_id, at_us)
-        self._fold_own([*decided.events, *decided.stale.values()])
-        self._let_go(job_ids, decided)
-        OCCURRENCES_DECIDED.inc(sum(event["type"] == "run_scheduled" for event in decided.events))
-        for reason, count in decided.skipped.items():
-            OCCURRENCES_SKIPPED.labels(reason).inc(count)
-
-    def _let_go(self, job_ids: list[bytes], decided: Decided) -> None:
-        """Runs that were withheld until now are hinted, but for those that are not to run."""
-        now_us = self._around.clock.now_us()
-        superseded = self._memory.decided(decided.superseded)
-        self._memory.watch(superseded, now_us + ASK_AGAIN_US)
-        self._announce(self._memory.hint_again(self._memory.decided(job_ids), now_us))
-
-    async def _say_decided(self, tx: OwnerTransaction, through_us: int) -> None:
-        await advance_decided(tx, from_us(through_us))
-        self.said_decided(through_us)
-
     def _announce(self, fired: Fired) -> None:
         """Hint what may run; what is gated must pass its job's overlap rule first."""
         if fired.runs:
@@ -413,13 +240,6 @@ class PartitionOwner:
         self._admissions.look_at(self._admissions.unblock(over))
         self._announce(self._memory.admitted(ready, self._around.clock.now_us()))
 
-    def _note_undecidable(self, job_ids: list[bytes], decided: Decided) -> None:
-        """While there is one, not every occurrence is decided, and the ledger must not say so."""
-        self._memory.undecidable -= set(job_ids)
-        self._memory.undecidable |= set(decided.undecidable)
-        for job_id in decided.undecidable:
-            self._memory.retry_job(job_id, self._around.clock.now_us() + UNDECIDABLE_AGAIN_US)
-
     async def _expire(self) -> None:
         await asyncio.sleep(EXPIRY_PERIOD_S)
         now_us = self._around.clock.now_us()
@@ -442,7 +262,8 @@ class PartitionOwner:
         """Ask the ledger about runs that nobody has leased since they were hinted, and hint them again."""
         await asyncio.sleep(SWEEP_PERIOD_S)
         self._admissions.look_again()
-        self._tell_lag()
+        self.decider.tell_lag()
+        RUNS_BLOCKED.labels(self.fence.partition).set(self._admissions.blocked())
         if unwatched := self._memory.look_round(self._around.clock.now_us()):
             await self._skip_late(unwatched)
         while unleased := self._memory.pop_unleased(self._around.clock.now_us()):
@@ -464,14 +285,6 @@ class PartitionOwner:
             live = await read_runs(tx.conn, run_ids)
         take_in(self._memory, ids, live)
         OCCURRENCES_SKIPPED.labels(DEADLINE).inc(len(too_late))
-
-    def _tell_lag(self) -> None:
-        partition, through_us = self.fence.partition, self.decided_through_us()
-        DECIDED_THROUGH_SECONDS.labels(partition).set(through_us / 1e6)
-        UNDECIDED_LAG_SECONDS.labels(partition).set(max(0, self._around.clock.now_us() - through_us) / 1e6)
-        JOBS_BEHIND.labels(partition).set(self._undecided_jobs() - len(self._undecided))
-        RUNS_BLOCKED.labels(partition).set(self._admissions.blocked())
-        JOBS_UNDECIDABLE.labels(partition).set(len(self._memory.undecidable))
 
     async def _reconcile(self) -> None:
         # Spread over the period, so that a process's partitions do not read the ledger all at once.

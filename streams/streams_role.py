@@ -19,11 +19,11 @@ from streams.event_feed import EventFeed
 from streams.faust_app import SESSION_TIMEOUT_S, OwnersApp, create_owners_app
 from streams.ledger_clock import LedgerClock
 from streams.ownership import Ownership
-from streams.partition_owner import Surroundings
 from streams.queue_rates import QueueRates, keep_rates
 from streams.ready_hints import ReadyHints
 from streams.rejections import CommandReturns
 from streams.stalled_reads import read_what_stalls
+from streams.surroundings import Surroundings
 from streams.timekeeper import Timekeeper, keep_clock
 from streams.topics import Topics
 

@@ -20,9 +20,9 @@ from schemas.codec import Codec
 from schemas.errors import KafkaUnavailable
 from streams.event_feed import EventFeed
 from streams.ledger_clock import LedgerClock
-from streams.partition_owner import Surroundings
 from streams.ready_hints import ReadyHints
 from streams.rejections import CommandReturns
+from streams.surroundings import Surroundings
 from streams.timing_state import Waiting
 from streams.topics import Topics, create_topics
 from tests.ledger_fixtures import PARTITIONS

@@ -24,13 +24,14 @@ from ledger.queue_settings import set_rate
 from ledger.runs import find_due
 from schemas.codec import Codec
 from schemas.commands import Command
-from streams import partition_owner
+from streams import decider, partition_owner
 from streams.command_batch import apply_commands
 from streams.command_inbox import CommandInbox
 from streams.effects import Effects
 from streams.outbox_events import encode_events
-from streams.partition_owner import PartitionOwner, Surroundings
+from streams.partition_owner import PartitionOwner
 from streams.queue_rates import QueueRates
+from streams.surroundings import Surroundings
 from streams.timing_state import from_us, to_us
 from tests.ledger_fixtures import PARTITIONS
 from tests.streams.conftest import HintLog
@@ -105,7 +106,7 @@ class Simulation:
         async with session(self.pool) as conn:
             await set_rate(conn, "acme", queue, rate_per_s, "operator", now=self.now)
         await self.rates.read(self.pool)
-        await self.owner._follow_rates()
+        await self.owner.decider.follow_rates()
         await self.work()
 
     async def work(self) -> None:
@@ -113,14 +114,14 @@ class Simulation:
         owner = self.owner
         while True:
             next_us = owner.tick(self.clock.now_us())
-            if len(owner._undecided):
-                await owner._decide()
-            elif len(owner._unsorted):
-                await owner._sort_late()
-            elif len(owner._behind):
-                await owner._catch_up()
-            elif len(owner._backlog):
-                await owner._spread()
+            if len(owner.decider._on_time):
+                await owner.decider.decide()
+            elif len(owner.decider._unsorted):
+                await owner.decider.sort_late()
+            elif len(owner.decider._behind):
+                await owner.decider.catch_up()
+            elif len(owner.decider._backlog):
+                await owner.decider.spread()
             elif owner._admissions._asked:
                 await owner._admit()
             elif next_us is None or next_us > self.clock.now_us():
@@ -250,9 +251,9 @@ async def simulating(
     """A simulation that begins at `now`, with a running owner."""
     simulation = Simulation(pool, folder, SimulatedClock(now))
     monkeypatch.setattr(partition_owner, "owner_transaction", lambda *_: simulation.transaction())
-    monkeypatch.setattr(partition_owner, "LATE_DUTY", 1.0)
+    monkeypatch.setattr(decider, "LATE_DUTY", 1.0)
     monkeypatch.setattr(partition_owner, "SWEEP_PERIOD_S", 0.0)
-    monkeypatch.setattr(partition_owner, "RATES_PERIOD_S", 0.0)
+    monkeypatch.setattr(decider, "RATES_PERIOD_S", 0.0)
     monkeypatch.setattr(partition_owner, "EXPIRY_PERIOD_S", 0.0)
     async with session(pool) as conn:
         await conn.execute("UPDATE partitions SET decided_through = %s", (now,))

@@ -144,9 +144,9 @@ async def test_what_is_decided_is_said_only_when_the_backlog_is(
     owner.tick(simulation.clock.now_us())
     before = await _decided_through(simulation)
     for _ in range(25):
-        await owner._catch_up()
+        await owner.decider.catch_up()
         assert await _decided_through(simulation) == before
-    await owner._catch_up()
+    await owner.decider.catch_up()
     assert await _decided_through(simulation) == BACK
 
 

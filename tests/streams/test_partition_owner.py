@@ -303,10 +303,10 @@ async def test_a_backlog_of_timers_is_not_said_to_be_decided_before_it_is(
         now_us = setting.around.clock.now_us()
         for _ in range(2):
             assert owned.owner.tick(now_us) == now_us
-            assert owned.owner._looked_through_us < now_us
+            assert owned.owner.decider._looked_through_us < now_us
         while owned.owner.tick(now_us) == now_us:
             pass
-        assert owned.owner._looked_through_us == now_us
+        assert owned.owner.decider._looked_through_us == now_us
 
 
 async def test_a_partition_stands_still_while_its_rejections_find_no_broker_and_then_goes_on(

@@ -236,7 +236,7 @@ async def mis_020(scene: Scene) -> None:
     [lease] = await scene.simulation.lease(first)
     assert await scene.simulation.complete(lease)
     scene.simulation.clock.now = slot + timedelta(milliseconds=54)
-    scene.simulation.owner._undecided.add([scene.job_id.bytes])  # the second tick that observes it
+    scene.simulation.owner.decider._on_time.add([scene.job_id.bytes])  # the second tick that observes it
     await scene.simulation.work()
     scheduled = [event.scheduled_for for event in await scene.simulation.events(scene.job_id, "run_scheduled")]
     assert scheduled.count(slot) == expected["runs_for_slot"]

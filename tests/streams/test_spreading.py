@@ -111,7 +111,7 @@ async def test_a_turn_ends_where_a_job_has_had_enough_and_the_next_goes_on_in_or
 async def test_nothing_is_made_up_for_before_all_that_is_late_is_known(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.partition_owner.COMMAND_BATCH", 3)
+    monkeypatch.setattr("streams.decider.BATCH", 3)
     await simulation.set_rate(10)
     jobs = [await job(simulation) for _ in range(7)]
     await simulation.stop()
@@ -119,12 +119,12 @@ async def test_nothing_is_made_up_for_before_all_that_is_late_is_known(
     await simulation.start()
     owner = simulation.owner
     owner.tick(simulation.clock.now_us())
-    await owner._sort_late()
-    spreading = asyncio.create_task(owner._spread())
-    await owner._sort_late()
+    await owner.decider.sort_late()
+    spreading = asyncio.create_task(owner.decider.spread())
+    await owner.decider.sort_late()
     assert not spreading.done()
     assert {at for _, at in await due(simulation, *jobs)} == {FIRST}
-    await owner._sort_late()
+    await owner.decider.sort_late()
     await spreading
     await simulation.work()
     found = [each for each in await due(simulation, *jobs) if each[0] < BACK]
@@ -133,7 +133,7 @@ async def test_nothing_is_made_up_for_before_all_that_is_late_is_known(
 
 async def test_a_job_that_is_late_during_a_turn_joins_the_next(simulation: Simulation) -> None:
     queue, early, late = QueueName("acme", "mail"), Missed(1, b"1", 1, True), Missed(2, b"2", 1, True)
-    backlog = simulation.owner._backlog
+    backlog = simulation.owner.decider._backlog
     backlog.add(queue, early)
     assert backlog.turn() == (queue, [early])
     backlog.add(queue, late)
@@ -154,9 +154,9 @@ async def test_a_restart_in_the_middle_goes_on_where_it_was(
     await simulation.start()
     owner = simulation.owner
     owner.tick(simulation.clock.now_us())
-    await owner._sort_late()
-    await owner._spread()
-    await owner._spread()
+    await owner.decider.sort_late()
+    await owner.decider.spread()
+    await owner.decider.spread()
     before = await due(simulation, *jobs)
     await restart(simulation, BACK + timedelta(seconds=3))
     found = [each for each in await due(simulation, *jobs) if each[0] < BACK]
@@ -203,7 +203,7 @@ async def test_a_rate_that_changed_while_nobody_owned_the_partition_is_followed_
     await simulation.rates.read(simulation.pool)
     simulation.clock.now = BACK + timedelta(seconds=1)
     await simulation.start()
-    await simulation.owner._follow_rates()
+    await simulation.owner.decider.follow_rates()
     made_up = [at for nominal, at in await due(simulation, job_id) if nominal < BACK]
     assert made_up == [BACK, *apart(9, 0.2, simulation.now)]
 
@@ -299,7 +299,7 @@ async def test_every_occurrence_is_decided_once_and_said_to_be(simulation: Simul
     assert made == [FIRST, BACK + MINUTE / 2]
     spread = await simulation.events(job_id, "run_scheduled")
     assert sorted(event.scheduled_for for event in spread if event.reason == "catch-up spread") == minutes(10)
-    assert simulation.owner.decided_through_us() == simulation.clock.now_us()
+    assert simulation.owner.decider.decided_through_us() == simulation.clock.now_us()
 
 
 async def test_a_job_that_moves_to_another_queue_in_the_middle_is_looked_at_anew(
@@ -312,14 +312,14 @@ async def test_a_job_that_moves_to_another_queue_in_the_middle_is_looked_at_anew
     simulation.clock.now = BACK
     await simulation.start()
     simulation.owner.tick(simulation.clock.now_us())
-    await simulation.owner._sort_late()
-    await simulation.owner._spread()
+    await simulation.owner.decider.sort_late()
+    await simulation.owner.decider.spread()
     await simulation.apply(update(job_id, {"cron": "* * * * *"}, queue="sms", catch_up="all"))
     await simulation.work()
     live = BACK + MINUTE / 2
     made_up = dict(zip(minutes(4), apart(4, 1), strict=True))
     assert dict(await due(simulation, job_id)) == made_up | {at: at for at in [*minutes(10)[4:], live]}
-    assert len(simulation.owner._backlog) == 0
+    assert len(simulation.owner.decider._backlog) == 0
 
 
 async def test_after_a_second_downtime_the_new_backlog_comes_behind_the_old(simulation: Simulation) -> None:

@@ -1,0 +1,38 @@
+"""What all owners of a process share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ledger.connection import Pool
+from schemas.codec import Codec
+from streams.ledger_clock import LedgerClock
+from streams.queue_rates import QueueRates
+from streams.ready_hints import ReadyHints
+from streams.rejections import CommandReturns
+
+# Transactions of commands under way at once in a process: while one waits for its turn its batch grows. After an outage
+# 1,300 records were applied in 1.7 s by 118 transactions, and in 5.5 s by 1,038 when every partition went ahead.
+APPLYING_AT_ONCE = 2
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Given to every owner; the turns are what they take in turns, so that a process does not do it all at once."""
+
+    pool: Pool
+    codec: Codec
+    hints: ReadyHints
+    returns: CommandReturns
+    clock: LedgerClock
+    partitions: int
+    state_folder: Path
+    wake_timekeeper: Callable[[], None]
+    end_offset: Callable[[int], Awaitable[int]]  # of a partition of run-events
+    crash: Callable[[Exception], None]
+    apply_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(APPLYING_AT_ONCE))
+    catch_up_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    rates: QueueRates = field(default_factory=QueueRates)
