@@ -94,7 +94,7 @@ async def _stopping(stop: Stop, work: Awaitable[None]) -> None:
 def run_until_signalled(main: Callable[[Stop], Coroutine[Any, Any, None]]) -> None:
     """Run a role in a loop of its own until SIGTERM or SIGINT, logging to standard error."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    for chatty in ("faust", "mode", "aiokafka", "httpx"):
+    for chatty in ("faust", "mode", "aiokafka", "httpx", "psycopg.pool"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
     async def signalled() -> None:
