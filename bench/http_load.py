@@ -47,10 +47,13 @@ async def send_all(url: str, requests: Sequence[bytes], connections: int) -> Loa
 
 
 async def send_for(url: str, requests: Sequence[bytes], connections: int, seconds: float) -> Load:
-    """Send the requests round and round for so long."""
-    until, at = time.monotonic() + seconds, iter(range(1 << 62))
+    """Send the requests round and round for so long, from when the first connection is made."""
+    until: float | None = None
+    at = iter(range(1 << 62))
 
     def after() -> bytes | None:
+        nonlocal until
+        until = until or time.monotonic() + seconds
         return requests[next(at) % len(requests)] if time.monotonic() < until else None
 
     return await _drive(url, connections, after)
