@@ -31,8 +31,8 @@ def test_an_owner_that_wakes_after_25_s_changes_nothing(cluster: Cluster, new_tr
     with new_trial("an owner frozen") as trial:
         trial.add_worker()
         trial.add_worker()
-        # These give every partition something to write at any moment.
-        trial.create_open_ended(32, every(1))
+        # Every partition has something to write at any moment: else one may be let go before its owner finds out.
+        trial.create_in_every_partition(every(1))
         trial.create(1_000, first_due_s=1, spread_s=32)
         trial.wait_for_progress(100)
         lost = cluster.held_by("streams-0")

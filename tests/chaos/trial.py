@@ -14,9 +14,10 @@ import psycopg
 
 from fencepost import CommandProducer, JobSpec, Schedule, at
 from fencepostd.local import LOCAL_TENANT
+from schemas.ids import partition_of_job
 from streams.topics import Topics
 from tests.chaos.checker import Report, check
-from tests.chaos.cluster import Cluster, WorkerProcess, wait_for
+from tests.chaos.cluster import PARTITIONS, Cluster, WorkerProcess, wait_for
 from tests.chaos.explanations import Explanations, beginnings, explain
 from tests.chaos.history import History, WorkerEntry
 from tests.chaos.observations import read_commands, read_events, read_ledger, read_takeovers, topic_ends
@@ -45,7 +46,7 @@ class Trial:
         bootstrap, topics = cluster.stack.bootstrap, Topics()
         self._starts = {topic: topic_ends(bootstrap, topic) for topic in (topics.run_events, topics.commands)}
         self.producer = CommandProducer(
-            cluster.stack.bootstrap, tenant=LOCAL_TENANT, delivery_timeout_s=OUTAGE_MAX_S, partitions=16
+            cluster.stack.bootstrap, tenant=LOCAL_TENANT, delivery_timeout_s=OUTAGE_MAX_S, partitions=PARTITIONS
         )
         self._load_ends = threading.Event()
         self._tell_at = 0.0
@@ -55,9 +56,11 @@ class Trial:
     def __enter__(self) -> Trial:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         for worker in self.workers:
             worker.end()
+        if failure is not None:
+            self.end_open_ended()  # or the next trial would find the cluster at work for this one
         self._load_ends.set()
         if self._spreading is not None:
             self._spreading.join()
@@ -94,6 +97,11 @@ class Trial:
         self.open_ended += job_ids
         self.producer.flush()
         return job_ids
+
+    def create_in_every_partition(self, schedule: Schedule) -> None:
+        """Open-ended jobs, until each partition has one."""
+        while len({partition_of_job(job_id, PARTITIONS) for job_id in self.open_ended}) < PARTITIONS:
+            self.create_open_ended(8, schedule)
 
     def end_open_ended(self) -> None:
         """Delete them."""
