@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 # Absolute, so that the fallback below also works from a recipe that changes directory.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup lock copies format check test demo bench bench-lateness bench-drain bench-enqueue bench-heartbeats \
-	bench-takeover bench-idle up down clean
+.PHONY: help setup lock copies format check test demo bench bench-lateness bench-mix bench-drain bench-enqueue \
+	bench-heartbeats bench-takeover bench-idle up down clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -53,6 +53,9 @@ bench: setup  ## every benchmark beside its floor and the peers, which it instal
 
 bench-lateness: setup  ## due to handler start: 200 one-offs over 20 s, then 5,000 in one second
 	python -m bench.lateness $(BENCH)
+
+bench-mix: setup  ## the real schedules' busiest second, scaled to fill the machine: due to handler start
+	python -m bench.mix $(BENCH)
 
 bench-drain: setup  ## 20,000 due runs through HTTP with one worker process: runs/s, WAL, CPU, history lag
 	python -m bench.drain $(BENCH)

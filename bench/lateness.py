@@ -46,7 +46,9 @@ def contenders(stage: Stage, size: Size) -> dict[str, Contender]:
 
     def ours() -> Figures:
         def one(runs: int, seconds: float) -> Lateness:
-            return Lateness(runs, worked(stage.local, f"late-{next(numbers)}", runs, seconds, size.notice))
+            queue = f"late-{next(numbers)}"
+            schedule(stage.local, queue, runs, seconds, size.notice)
+            return Lateness(runs, worked(stage.local, queue, runs, seconds))
 
         return both(size, one)
 
@@ -89,9 +91,8 @@ def schedule(local: Local, queue: str, runs: int, seconds: float, notice_s: floa
     wait_until(local.stack.dsn, f"SELECT count(*) FROM runs WHERE queue = '{queue}'", runs)
 
 
-def worked(local: Local, queue: str, runs: int, seconds: float, notice_s: float) -> list[float]:
-    """The lateness in ms of each run, as one worker process of the SDK sees it."""
-    schedule(local, queue, runs, seconds, notice_s)
+def worked(local: Local, queue: str, runs: int, seconds: float) -> list[float]:
+    """The lateness in ms of each run, as one worker process of the SDK sees it. seconds: in which they are due."""
     command = [sys.executable, "-m", "bench.noop_worker", local.url, local.token, queue, str(runs), "1000"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds + 120)
     lateness_ms: list[float] = json.loads(done.stdout)["lateness_ms"]

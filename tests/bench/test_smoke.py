@@ -14,7 +14,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import bench.cluster
-from bench import drain, enqueue, heartbeats, idle, lateness, takeover
+from bench import drain, enqueue, heartbeats, idle, lateness, mix, takeover
 from bench.all import BENCHES
 from bench.benchmark import Stage
 from bench.compare import OURS, table
@@ -23,6 +23,7 @@ from fencepostd.local import Local
 
 TINY: dict[str, Any] = {
     "lateness": lateness.Size(runs=3, seconds=0.3, spike=3, notice=1.0),
+    "mix": mix.Size(load=0.02, drain=20, notice=2.0, step=1),
     "drain": drain.Size(runs=20, batch=10),
     "enqueue": enqueue.Size(jobs=40, http_jobs=4, one_by_one=2),
     "heartbeats": heartbeats.Size(leases=4, seconds=0.2, batch=2),
@@ -31,6 +32,7 @@ TINY: dict[str, Any] = {
 }
 EXPECTED = {
     "lateness": {"spread p99, ms", "spike p99, ms", "floor: spike p99, ms, ratio to ours"},
+    "mix": {"peak p99, ms", "peak, runs/s", "drained without schedules, runs/s", "floor: peak p99, ms, ratio to ours"},
     "drain": {"drained, runs/s", "WAL, bytes/run", "history lag at the end, s", "floor: drained, runs/s"},
     "enqueue": {"bulk, jobs/s", "bulk, one a record, jobs/s", "HTTP, 32 callers, jobs/s", "floor (SQL): bulk, jobs/s"},
     "heartbeats": {"singly, heartbeats/s", "CPU singly, µs/heartbeat", "floor (HTTP): singly, heartbeats/s"},
