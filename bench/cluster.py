@@ -7,13 +7,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import psycopg
 
+from bench.cpu import with_children_s
 from fencepostd.local import Local
 
 RESULTS = Path(__file__).parent / "results"
@@ -63,16 +63,8 @@ def cpu_seconds(local: Local) -> dict[str, float]:
     used = {}
     for part in local.stack.status():
         if part.pid is not None:
-            process = psutil.Process(part.pid)
-            used[part.name] = sum(map(_cpu_s, [process, *process.children(recursive=True)]))
+            used[part.name] = with_children_s(part.pid)
     return used
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    with suppress(psutil.NoSuchProcess):
-        times = process.cpu_times()
-        return times.user + times.system
-    return 0.0
 
 
 def report(name: str, figures: dict[str, Any], *, quiet: bool = False) -> None:

@@ -1,31 +1,36 @@
-"""How many commands a second one streams role applies: packed in batch records, and one a record.
+"""What a command costs that one streams role applies: packed in batch records, and one a record.
 
-    python -m bench.commands [--count 20000] [--profile FILE]
+    python -m bench.commands [--count 20000] [--rounds 3]
 
-A broker, a Postgres and the role of their own, the role in this process; the clock runs from the role's taking its
-partitions to the last consumed offset. What is compared is the ratio of the two, and both with the transactions alone.
+A broker and a Postgres of their own, and the role in a process of its own, whose CPU time is what counts: other load on
+the machine changes it little. It runs from the first record to the last consumed offset. Beside it the transactions
+alone, by a bare client.
 """
 
 from __future__ import annotations
 
 import asyncio
-import cProfile
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 from uuid import uuid4
 
 import click
 import psycopg
+import uvloop
 from confluent_kafka import Producer
 from psycopg.conninfo import make_conninfo
 
+from bench.cluster import wait_until
+from bench.cpu import cpu_s, measured, postgres_pid, with_children_s
 from connectors.stack import KafkaBroker, PostgresServer, default_cache_dir
-from ledger.connection import Pool, ledger_pool
+from ledger.connection import ledger_pool
 from ledger.fence import owner_transaction, take_over
 from ledger.migrations import migrate
 from ledger.partitions import init_partitions
@@ -40,6 +45,8 @@ from streams.topics import Topics, create_topics
 PARTITIONS = 16
 A_RECORD = 100
 A_TRANSACTION = 500
+SETTLED_S = 2.0  # after taking over, before anything is measured
+CONSUMED = "SELECT sum(consumed_offset)::int FROM partitions"
 SPEC = JobSpec(queue="bench", schedule={"runAt": "2100-01-01T00:00:00Z"}, payload='{"to":"somebody"}')
 Wire = list[tuple[int, bytes]]
 
@@ -107,68 +114,91 @@ async def new_ledger(dsn: str) -> str:
 
 async def transactions_alone(dsn: str, count: int) -> float:
     """Commands a second of the fenced transactions by themselves: the floor's figure."""
-    by_partition = commands(count)
-    async with ledger_pool(await new_ledger(dsn), size=8) as pool:
+    return count / (await _transactions_alone(await new_ledger(dsn), commands(count)))
+
+
+async def _transactions_alone(ledger: str, by_partition: Mapping[int, Sequence[CreateJob]]) -> float:
+    async with ledger_pool(ledger, size=8) as pool:
         fences = {partition: (await take_over(pool, partition, "bench")).fence for partition in by_partition}
         began = perf_counter()
         for partition, part in by_partition.items():
             for chunk in _chunks(part, A_TRANSACTION):
                 async with owner_transaction(pool, fences[partition]) as tx:
                     await apply_commands(tx, chunk)
-        return count / (perf_counter() - began)
+        return perf_counter() - began
 
 
-async def through_the_role(dsn: str, bootstrap: str, records: Wire, count: int) -> float:
-    """Commands a second from the topic to the ledger."""
-    topics, ledger = Topics(f"bench-{uuid4().hex[:8]}"), await new_ledger(dsn)
+class Cost(NamedTuple):
+    """Of so many commands, in seconds: the clock's, and CPU time of the process that applies them and of Postgres."""
+
+    wall: float
+    process: float
+    postgres: float
+
+
+def floor(dsn: str, count: int) -> Cost:
+    """The transactions alone."""
+    ledger, made = asyncio.run(new_ledger(dsn)), commands(count)
+    server = postgres_pid(ledger)
+    before, server_before = cpu_s(), with_children_s(server)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        wall = runner.run(_transactions_alone(ledger, made))
+    return Cost(wall, cpu_s() - before, with_children_s(server) - server_before)
+
+
+def through_the_role(dsn: str, bootstrap: str, records: Wire) -> Cost:
+    """From the topic to the ledger, by a role that has taken over its partitions before."""
+    topics, ledger = Topics(f"bench-{uuid4().hex[:8]}"), asyncio.run(new_ledger(dsn))
     create_topics(bootstrap, topics, PARTITIONS)
-    produce(bootstrap, topics.commands, records)
-    with tempfile.TemporaryDirectory(prefix="fencepost-bench-") as folder:
-        role, stop, ownership = (
-            StreamsRole("bench", ledger, bootstrap, topics, Codec(), Path(folder)),
-            asyncio.Event(),
-            Ownership("bench", 6.0),
-        )
-        running = asyncio.create_task(role.run(stop, ownership))
-        async with ledger_pool(ledger, size=1) as pool:
+    server = postgres_pid(ledger)
+    with measured(role, ledger, bootstrap, topics.prefix) as pipe:
+        before, server_before, began = pipe.recv(), with_children_s(server), perf_counter()
+        produce(bootstrap, topics.commands, records)
+        wait_until(ledger, CONSUMED, len(records))
+        wall, server_s = perf_counter() - began, with_children_s(server) - server_before
+        pipe.send("applied")
+        used = pipe.recv() - before
+    return Cost(wall, used, server_s)
+
+
+def role(pipe: Connection, dsn: str, bootstrap: str, prefix: str) -> None:
+    """The process that is measured: tells its CPU time once it owns everything, and again when it is asked."""
+
+    async def run() -> None:
+        with tempfile.TemporaryDirectory(prefix="fencepost-bench-") as folder:
+            ownership, stop = Ownership("bench", 6.0), asyncio.Event()
+            streams = StreamsRole("bench", dsn, bootstrap, Topics(prefix), Codec(), Path(folder))
+            running = asyncio.create_task(streams.run(stop, ownership))
             while len(ownership.partitions()) < PARTITIONS:  # noqa: ASYNC110 - nobody announces it
                 await asyncio.sleep(0.01)
-            began, before = perf_counter(), await _applied(pool)
-            while await _applied(pool) < count:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-            rate = (count - before) / (perf_counter() - began)
-        stop.set()
-        await running
-    return rate
+            await asyncio.sleep(SETTLED_S)
+            pipe.send(cpu_s())
+            await asyncio.to_thread(pipe.recv)
+            pipe.send(cpu_s())
+            stop.set()
+            await running
+
+    uvloop.run(run())  # as the role does
 
 
-async def _applied(pool: Pool) -> int:
-    async with pool.connection() as conn:
-        row = await (await conn.execute("SELECT count(*) FROM jobs")).fetchone()
-    return int(row[0]) if row else 0
-
-
-async def measure(count: int, profile: Path | None) -> None:
-    codec = Codec()
-    with servers() as (dsn, bootstrap):
-        alone = await transactions_alone(dsn, count)
-        click.echo(f"transactions alone       {alone:8,.0f} commands/s")
-        for name, records in (("packed", packed(codec, count)), ("one a record", one_a_record(codec, count))):
-            profiler = cProfile.Profile() if profile and name == "one a record" else None
-            if profiler:
-                profiler.enable()
-            rate = await through_the_role(dsn, bootstrap, records, count)
-            if profiler:
-                profiler.disable()
-                profiler.dump_stats(str(profile))
-            click.echo(f"{name:24} {rate:8,.0f} commands/s  {rate / alone:5.2f} of the transactions alone")
+def tell(name: str, cost: Cost, count: int) -> None:
+    process, postgres = cost.process / count * 1e6, cost.postgres / count * 1e6
+    click.echo(
+        f"{name:20} {count / cost.wall:8,.0f} commands/s  CPU us/command: {process:6.1f} + Postgres {postgres:6.1f}"
+        f"  commands/s a core: {1e6 / process:7,.0f}, with Postgres {1e6 / (process + postgres):7,.0f}"
+    )
 
 
 @click.command()
 @click.option("--count", default=20_000, show_default=True, help="commands a measurement")
-@click.option("--profile", type=click.Path(path_type=Path), help="write cProfile's figures of the one-a-record path")
-def main(count: int, profile: Path | None) -> None:
-    asyncio.run(measure(count, profile))
+@click.option("--rounds", default=3, show_default=True, help="of each measurement, in turn")
+def main(count: int, rounds: int) -> None:
+    codec = Codec()
+    with servers() as (dsn, bootstrap):
+        for _ in range(rounds):
+            tell("transactions alone", floor(dsn, count), count)
+            tell("packed", through_the_role(dsn, bootstrap, packed(codec, count)), count)
+            tell("one a record", through_the_role(dsn, bootstrap, one_a_record(codec, count)), count)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from bench.cluster import report, say
 from bench.commands import PARTITIONS, Wire, servers
+from bench.cpu import cpu_s, measured
 from bench.relay import new_topics
-from bench.run_lives import EVENTS_A_RUN, Columns, cpu_s, measured, outbox_rows
+from bench.run_lives import EVENTS_A_RUN, Columns, outbox_rows
 from schemas.codec import Codec
 from schemas.commands import LANES
 from streams.history_projector import GATHER_S, HistoryProjector

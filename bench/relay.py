@@ -24,7 +24,8 @@ from psycopg import sql
 
 from bench.cluster import report, say, scalar, wait_until
 from bench.commands import PARTITIONS, new_ledger, servers
-from bench.run_lives import A_ROW, EVENTS_A_RUN, Columns, cpu_s, measured, outbox_rows
+from bench.cpu import cpu_s, measured
+from bench.run_lives import A_ROW, EVENTS_A_RUN, Columns, outbox_rows
 from schemas.codec import Codec
 from streams.outbox_relay import OutboxRelay
 from streams.topics import Topics, create_topics

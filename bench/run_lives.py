@@ -1,16 +1,12 @@
-"""What drained runs leave behind, to measure the relay and the history with, and how CPU time is measured.
+"""What drained runs leave behind, to measure with who reads it.
 
 A run is scheduled, leased and completed. An outbox row has the events of one transaction, `A_ROW` runs side by side.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from multiprocessing.connection import Connection
 from typing import Any
 
 from bench.commands import PARTITIONS
@@ -71,22 +67,3 @@ def _row(event: str, version: int, runs: list[Any], now: datetime) -> Columns:
 
 def _attempt(count: int) -> Columns:
     return {"attempts": [1] * count, "lease_tokens": [1] * count, "worker_ids": [WORKER] * count}
-
-
-def cpu_s() -> float:
-    """The CPU time of this process, of all its threads."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-@contextmanager
-def measured(work: Callable[..., None], *args: Any) -> Iterator[Connection]:
-    """`work(pipe, *args)` in a process of its own, so that nobody else's CPU time is counted with it."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=work, args=(theirs, *args))
-    process.start()
-    try:
-        yield ours
-    finally:
-        process.join(10)
-        process.kill()

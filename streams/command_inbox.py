@@ -1,6 +1,6 @@
 """Commands on their way from the topic to a partition's owner: in offset order, each once, none left out.
 
-They come through Faust, whose queues may still hold records from before a seek, and may lose some in a rebalance. So a
+They come through Faust, which may still hold records from before a seek, and may lose some in a rebalance. So a
 record that leaves a gap is not believed at once: what is missing is read again. If the topic then brings the same
 record first, the gap is real (a transaction's marker, records that retention took) and the record is the next one.
 """

@@ -1,18 +1,18 @@
-"""Faust, for what it is good at here: membership, assignment, and the agent that receives commands.
+"""Faust, for what it is good at here: membership, assignment, and fetching commands.
 
 What is ours, and why (faust-streaming 0.15.3, pinned; tests/streams/test_faust_app.py fails when it moves):
 
 * Offsets come from the ledger, not from Kafka. Seeking in `on_partitions_assigned` is undone by Faust's own
   `perform_seek`, so the consumer's `seek_to_committed` is what we override; `acks=False` stops commits to Kafka.
 * A partition is read only once it is owned: until the ledger has given it to us it stays paused.
-* Faust drops what lies before the last record it passed on, also after a seek back, because a record that was under
-  way then is noted after the seek. So it is given nothing to note: the inboxes know what was seen, and what is missing.
+* Records go to their owners as they were fetched: two tasks, a queue and a turn of a stream for each would cost more
+  than all else that is done with it. The inboxes know what was seen, and what is missing.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from aiokafka.errors import IllegalStateError
 from faust.transport.drivers.aiokafka import Consumer, Transport
 from faust.types import TP
 
+from streams.breath import Breath
 from streams.ownership import Ownership
 from streams.rejections import RawCommand
 
@@ -31,25 +32,17 @@ SESSION_TIMEOUT_S = 6.0
 HEARTBEAT_INTERVAL_S = 1.0
 
 
-class _NothingRead(dict[TP, int | None]):
-    """Stays empty, whatever is noted."""
-
-    def __missing__(self, _: TP) -> None:
-        return None
-
-    def __setitem__(self, _: TP, offset: int | None) -> None:
-        """Nothing is noted."""
-
-    def update(self, *_: Any, **__: Any) -> None:
-        """Nothing is noted."""
-
-
 class LedgerConsumer(Consumer):  # type: ignore[misc]
-    """A consumer whose committed offsets are the ledger's."""
+    """A consumer whose committed offsets are the ledger's, and whose records go to their owners."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._read_offset = _NothingRead()
+    async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
+        """What Faust asks for what was fetched: nothing comes of it but what the owners' inboxes take in."""
+        receive, breath = self.app.ownership.receive, Breath()
+        async for tp, message in super().getmany(timeout):
+            receive(RawCommand(tp.partition, message.offset, message.key, message.value))
+            await breath.take()
+        return
+        yield  # never: what Faust gets is an empty generator
 
     async def seek_to_committed(self) -> Mapping[TP, int]:
         """Take over what is assigned and seek to where the ledger is; pause what is not ours yet."""
@@ -84,7 +77,7 @@ class LedgerTransport(Transport):  # type: ignore[misc]
 
 
 class OwnersApp(faust.App):  # type: ignore[misc]
-    """The Faust app of a streams process: one agent over the commands topic, feeding its owners."""
+    """The Faust app of a streams process: it reads the commands topic for its owners."""
 
     ownership: Ownership
     commands_topic: str
@@ -134,9 +127,7 @@ def create_owners_app(
         acks=False,
     )
 
-    @app.agent(topic, name="commands")  # type: ignore[untyped-decorator]
-    async def receive(commands: Any) -> None:
-        await _receive(app, commands.events())
+    app.topics.add(topic)
 
     @app.on_partitions_assigned.connect  # type: ignore[untyped-decorator]
     async def assigned(_app: OwnersApp, partitions: set[TP], **_: Any) -> None:
@@ -150,9 +141,3 @@ def create_owners_app(
 
     ownership.hold, ownership.read_from = hold, read_from
     return app
-
-
-async def _receive(app: OwnersApp, events: AsyncIterable[Any]) -> None:
-    async for event in events:
-        message = event.message
-        app.ownership.receive(RawCommand(message.partition, message.offset, message.key, message.value))

@@ -10,12 +10,11 @@ import aiokafka
 import faust
 import pytest
 from faust.app.base import App
-from faust.streams import Stream
+from faust.transport.conductor import Conductor
 from faust.transport.consumer import Consumer as BaseConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, ConsumerRebalanceListener, Transport
-from faust.types import TP
 
-from streams.faust_app import LedgerConsumer, LedgerTransport, OwnersApp, _NothingRead
+from streams.faust_app import LedgerConsumer, LedgerTransport, OwnersApp
 
 PINNED = "0.15.3"
 
@@ -34,6 +33,8 @@ def test_faust_is_the_version_that_was_read() -> None:
     [
         (Consumer, "seek_to_committed", ["self"]),
         (BaseConsumer, "perform_seek", ["self"]),
+        (BaseConsumer, "getmany", ["self", "timeout"]),
+        (Conductor, "add", ["self", "topic"]),
         (BaseConsumer, "pause_partitions", ["self", "tps"]),
         (BaseConsumer, "resume_partitions", ["self", "tps"]),
         (AIOKafkaConsumerThread, "seek_wait", ["self", "partitions"]),
@@ -55,12 +56,12 @@ def test_what_we_override_or_call_has_the_shape_we_rely_on(home: type, name: str
     ("method", "text", "why"),
     [
         (BaseConsumer.perform_seek, "self.seek_to_committed()", "perform_seek asks seek_to_committed for offsets"),
-        (BaseConsumer._drain_messages, "self._read_offset.__getitem__", "what was read is looked up in _read_offset"),
-        (BaseConsumer._drain_messages, "self._read_offset.__setitem__", "and noted there"),
-        (BaseConsumer._drain_messages, "r_offset is None or", "a partition without a noted offset is not filtered"),
+        (BaseConsumer._drain_messages, "getmany = self.getmany", "what was fetched is asked of getmany"),
+        (BaseConsumer._drain_messages, "async for tp, message in ait", "and taken from it one by one"),
+        (BaseConsumer.getmany, "if not self.flow_active", "nothing is passed on in a rebalance"),
+        (BaseConsumer.getmany, "new_generation_id != generation_id", "nor what was fetched before it"),
         (ConsumerRebalanceListener.on_partitions_revoked, "app.on_rebalance_start()", "a rebalance is announced first"),
         (App._on_partitions_assigned, "self.crash(exc)", "an error in an assignment crashes the app"),
-        (Stream._py_aiter, "message.generation_id != self.app.consumer_generation_id", "older generations are dropped"),
     ],
 )
 def test_faust_still_does_what_we_build_on(method: Any, text: str, why: str) -> None:
@@ -74,12 +75,3 @@ def test_the_overrides_override() -> None:
     assert LedgerTransport.Consumer is LedgerConsumer
     assert issubclass(OwnersApp, faust.App)
     assert hasattr(aiokafka.errors, "IllegalStateError")
-
-
-def test_nothing_is_noted_as_read() -> None:
-    read, tp = _NothingRead(), TP("commands", 0)
-    read[tp] = 5
-    read.update({tp: 5})
-    assert read[tp] is None
-    assert read.pop(tp, None) is None
-    assert list(read.keys()) == []
