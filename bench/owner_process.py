@@ -3,8 +3,9 @@
     python -m bench.owner_process DSN FOLDER    with the state in FOLDER, if the epoch before wrote it
     python -m bench.owner_process DSN heap      a bare client instead: the same statements, the timers in one heap
 
-Prints one JSON line: {"seconds", "timers", "memory_bytes": of the timers as a new owner has them, "wheel_bytes": of the
-same when all of them are due within half a minute}. There is no Kafka here: what is measured needs none.
+Prints one JSON line: {"seconds", "cpu_s": of this process alone, "timers", "memory_bytes": of the timers as a new owner
+has them, "wheel_bytes": of the same when all of them are due within half a minute}. There is no Kafka here: what is
+measured needs none.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ from streams.command_inbox import CommandInbox
 from streams.ledger_clock import LedgerClock
 from streams.partition_owner import PartitionOwner
 from streams.surroundings import Surroundings
-from streams.timing_state import to_us
+from streams.timing_state import scan_key, to_us
 
 DUE_US = to_us(datetime(2100, 1, 1, tzinfo=UTC))  # of bench.commands.SPEC, without importing what that needs
 SHORTLY_BEFORE_US = 10_000_000
+PAGE = 10_000
 
 
 async def owners(dsn: str, folder: Path) -> dict[str, Any]:
@@ -43,17 +45,21 @@ async def owners(dsn: str, folder: Path) -> dict[str, Any]:
         around = surroundings(pool, folder)
         async with session(pool) as conn:
             partitions = [each.partition for each in await list_partitions(conn)]
-        before, began = resident_bytes(), time.monotonic()
+        before, began, used = resident_bytes(), time.monotonic(), time.process_time()
         owned = [await owner(pool, partition, around) for partition in partitions]
-        seconds, opened = time.monotonic() - began, resident_bytes()
+        seconds, cpu_s = time.monotonic() - began, time.process_time() - used
+        opened = resident_bytes()
         for each in owned:
             while each.tick(DUE_US - SHORTLY_BEFORE_US) == DUE_US - SHORTLY_BEFORE_US:
-                pass  # a call loads some of what is due soon
-        timers, loaded = sum(each.timers() for each in owned), resident_bytes()
+                pass  # a call loads some of what is due soon, until enough is loaded
+        loaded = resident_bytes()
+        timers = sum(map(known_timers, owned))
         for each in owned:
+            await each._stamp()  # what an owner does first once it works
             await each.close(release=True)
     return {
         "seconds": seconds,
+        "cpu_s": cpu_s,
         "timers": timers,
         "memory_bytes": opened - before,
         "wheel_bytes": loaded - before,
@@ -67,6 +73,14 @@ async def owner(pool: Pool, partition: int, around: Surroundings) -> PartitionOw
     opened = PartitionOwner(takeover, around, inbox, lambda _: None)
     await opened.open()
     return opened
+
+
+def known_timers(owner: PartitionOwner) -> int:
+    """Runs that wait, as its timing state has them."""
+    state, edge, count = owner._memory.state, scan_key(0), 0
+    while page := state.due(edge, 2 * DUE_US, PAGE):
+        count, edge = count + len(page), scan_key(*page[-1])
+    return count
 
 
 def surroundings(pool: Pool, folder: Path) -> Surroundings:
@@ -89,14 +103,20 @@ async def heap(dsn: str) -> dict[str, Any]:
     timers: list[tuple[int, bytes]] = []
     async with ledger_pool(dsn, size=1) as pool, session(pool) as conn:
         partitions = [each.partition for each in await list_partitions(conn)]
-        before, began = resident_bytes(), time.monotonic()
+        before, began, used = resident_bytes(), time.monotonic(), time.process_time()
         for partition in partitions:
-            await read_partition_jobs(conn, partition)
-            async for run in read_partition_runs(conn, partition):
-                timers.append((to_us(run.due_at), run.run_id.bytes))
+            async for _ in read_partition_jobs(conn, partition):
+                pass
+            async for runs in read_partition_runs(conn, partition):
+                timers += [(to_us(run.due_at), run.run_id.bytes) for run in runs]
         heapq.heapify(timers)
-        seconds = time.monotonic() - began
-    return {"seconds": seconds, "timers": len(timers), "memory_bytes": resident_bytes() - before}
+        seconds, cpu_s = time.monotonic() - began, time.process_time() - used
+    return {
+        "seconds": seconds,
+        "cpu_s": cpu_s,
+        "timers": len(timers),
+        "memory_bytes": resident_bytes() - before,
+    }
 
 
 def resident_bytes() -> int:

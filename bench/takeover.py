@@ -47,6 +47,8 @@ def contenders(stage: Stage, size: Size) -> dict[str, Contender]:
         return {
             "from the ledger, s": rebuilt["seconds"],
             "from the local state, s": kept["seconds"],
+            "CPU from the ledger, s": rebuilt["cpu_s"],
+            "CPU from the local state, s": kept["cpu_s"],
             "with nothing, s": nothing["seconds"],
             "memory with nothing, MB": nothing["memory_bytes"] / 1e6,
             # Bytes a timer are megabytes a million of them.
@@ -63,6 +65,7 @@ def contenders(stage: Stage, size: Size) -> dict[str, Contender]:
         memory = read["memory_bytes"] / size.timers
         return {
             "from the ledger, s": read["seconds"],
+            "CPU from the ledger, s": read["cpu_s"],
             "memory after a rebuild, MB/million timers": memory,
             "memory when all are due soon, MB/million timers": memory,
         }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, errors
@@ -15,6 +17,7 @@ from schemas.errors import EpochLost, FencepostError, InvariantBroken, LedgerUna
 
 Connection = AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[Connection]
+R = TypeVar("R")
 
 # Our statements join a short list of ids to a table by its primary key. The planner may only see it that way: a scan or
 # a hash join would be slower, and would lock rows in another order than the ids', which is how we avoid deadlocks.
@@ -90,6 +93,28 @@ async def session(pool: Pool) -> AsyncIterator[Connection]:
     with ledger_errors():
         async with pool.connection() as conn:
             yield conn
+
+
+BATCH_ROWS = 2_000
+
+
+async def read_batches(
+    conn: Connection, kind: type[R], query: str, parameters: Sequence[Any]
+) -> AsyncIterator[list[R]]:
+    """What a query finds, in batches of a class of its columns: memory stays bounded however much there is.
+
+    It may take longer than a writer may; nothing waits for a reader.
+    """
+    async with conn.transaction():
+        cursor = conn.cursor(name="batches", binary=True)
+        try:
+            await conn.execute("SET LOCAL transaction_timeout = 0")
+            await conn.execute("SET LOCAL cursor_tuple_fraction = 1")  # all of it will be read: no index in its order
+            await cursor.execute(query.encode(), parameters)
+            while rows := await cursor.fetchmany(BATCH_ROWS):
+                yield [kind(*row) for row in rows]
+        finally:
+            await asyncio.shield(cursor.close())  # a second cancellation would leave it open
 
 
 async def ledger_now(conn: Connection) -> datetime:

@@ -5,12 +5,12 @@ Only a partition's owner writes its jobs, so what it reads inside its fenced tra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from ledger.connection import Connection
+from ledger.connection import Connection, read_batches
 from ledger.fence import OwnerTransaction, change_job_states
 from ledger.outbox import emit
 from ledger.runs import RUN_COLUMNS, PendingRun, make_run
@@ -52,13 +52,36 @@ async def read_jobs(conn: Connection, job_ids: Sequence[UUID]) -> dict[UUID, Job
     return {job.job_id: job for job in (Job(*row) for row in rows)}
 
 
-READ_PARTITION_JOBS = f"SELECT {_JOB_COLUMNS} FROM jobs WHERE partition = %s AND state <> 'deleted'"
+class TimedJob(NamedTuple):
+    """What an owner must remember of a job with a pending occurrence. definition: as in Job."""
+
+    job_id: UUID
+    version: int
+    next_fire_at: datetime
+    created_at: datetime
+    definition: str
 
 
-async def read_partition_jobs(conn: Connection, partition: int) -> list[Job]:
-    """All jobs of a partition, to rebuild an owner's memory from."""
-    rows = await (await conn.execute(READ_PARTITION_JOBS, (partition,))).fetchall()
-    return [Job(*row) for row in rows]
+# A job that fires once needs no timer beside its run's. Most of them are told by how their definition is written, which
+# costs less than to read it; the others are for the reader to leave out.
+READ_PARTITION_JOBS = f"""
+SELECT {", ".join(TimedJob._fields)} FROM jobs
+WHERE partition = %s AND state = 'active' AND next_fire_at IS NOT NULL
+  AND definition NOT LIKE '%%"schedule":{{"runAt":%%' AND definition NOT LIKE '%%"schedule":{{"delaySeconds":%%'
+"""
+
+
+def read_partition_jobs(conn: Connection, partition: int) -> AsyncIterator[list[TimedJob]]:
+    """The jobs of a partition that have a pending occurrence, without most of those that fire once, in batches."""
+    return read_batches(conn, TimedJob, READ_PARTITION_JOBS, (partition,))
+
+
+READ_OVERDUE_JOBS = f"{READ_PARTITION_JOBS} AND next_fire_at < now() - %s * interval '1 second'"
+
+
+def read_overdue_jobs(conn: Connection, partition: int, overdue_s: float) -> AsyncIterator[list[TimedJob]]:
+    """The same, but only those whose occurrence came that long ago and is not decided: few, if all goes well."""
+    return read_batches(conn, TimedJob, READ_OVERDUE_JOBS, (partition, overdue_s))
 
 
 class Policies(NamedTuple):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from ledger.connection import Connection
+from ledger.connection import Connection, read_batches
 from ledger.fence import OwnerTransaction
 from ledger.outbox import emit
 from ledger.slots import MAY_TAKE_SLOT
@@ -127,19 +126,17 @@ SELECT {RUN_COLUMNS}, state, lease_expires_at FROM runs WHERE partition = %s AND
 """
 
 
-async def read_partition_runs(conn: Connection, partition: int) -> AsyncIterator[LiveRun]:
-    """All pending and leased runs of a partition, streamed: memory stays bounded however many there are."""
-    async with conn.transaction():
-        cursor = conn.cursor(name="partition_runs")
-        try:
-            # A large partition takes longer than a writer may; nothing waits for a reader.
-            await conn.execute("SET LOCAL transaction_timeout = 0")
-            cursor.itersize = 5_000
-            await cursor.execute(READ_PARTITION_RUNS, (partition,))
-            async for row in cursor:
-                yield LiveRun(*row)
-        finally:
-            await asyncio.shield(cursor.close())  # a second cancellation would leave it open
+def read_partition_runs(conn: Connection, partition: int) -> AsyncIterator[list[LiveRun]]:
+    """All pending and leased runs of a partition, in batches."""
+    return read_batches(conn, LiveRun, READ_PARTITION_RUNS, (partition,))
+
+
+READ_OVERDUE_RUNS = f"{READ_PARTITION_RUNS} AND coalesce(lease_expires_at, due_at) < now() - %s * interval '1 second'"
+
+
+def read_overdue_runs(conn: Connection, partition: int, overdue_s: float) -> AsyncIterator[list[LiveRun]]:
+    """Those that have been due for that long, or whose lease has been over: what an owner should long have known."""
+    return read_batches(conn, LiveRun, READ_OVERDUE_RUNS, (partition, overdue_s))
 
 
 class DueRun(NamedTuple):

@@ -36,7 +36,7 @@ async def create(tx: OwnerTransaction, commands: Sequence[CreateJob], jobs: Jobs
     for command in commands:
         try:
             if (existing := jobs.get(command.job_id)) is None:
-                new.append(_new_job(tx, command))
+                new.append(new_job(command, tx.fence.partition, tx.now))
                 effects.done([command])
             else:
                 _check_same(existing, command)
@@ -47,17 +47,18 @@ async def create(tx: OwnerTransaction, commands: Sequence[CreateJob], jobs: Jobs
     effects.events += [_job_created(job) for job in new] + [run_scheduled(run) for run in runs]
 
 
-def _new_job(tx: OwnerTransaction, command: CreateJob) -> NewJob:
+def new_job(command: CreateJob, partition: int, now: datetime) -> NewJob:
+    """The job that a command makes on its partition, applied now. Raises InvalidSchedule."""
     spec = command.spec
     schedule = parse_schedule(spec.schedule, job_id=command.job_id)
     # A producer whose clock is ahead must not delay its job; one whose command waited loses no occurrence.
-    created_at = max(min(command.issued_at, tx.now), _DAWN)
+    created_at = max(min(command.issued_at, now), _DAWN)
     fire = first_fire(schedule, job_id=command.job_id, created_at=created_at)
     if fire is None:
         raise InvalidSchedule("schedule", "the schedule never fires", "give it an occurrence in the future")
     due = due_at(schedule, fire, job_id=command.job_id)
     if not isinstance(schedule, Recurring):
-        _check_start_deadline(spec, due, tx.now)
+        _check_start_deadline(spec, due, now)
     return NewJob(
         command.job_id,
         command.tenant,
@@ -68,7 +69,7 @@ def _new_job(tx: OwnerTransaction, command: CreateJob) -> NewJob:
         spec.max_attempts,
         fire,
         created_at,
-        run_id_for(command.job_id, fire, tx.fence.partition),
+        run_id_for(command.job_id, fire, partition),
         due,
         policies_of(spec),
     )

@@ -1,14 +1,15 @@
 """What an owner remembers of its partition: the timing state on disk, and the near future in wheels.
 
-The next 30 s are loaded ahead; whatever is folded in before the loaded edge goes straight into the wheels. A run that
-was hinted stays under watch until somebody leases it: hints may be lost. Two kinds of due runs are not hinted at once:
-a late run of a job's pending occurrence is withheld until that is decided, for it may turn out to be superseded (unless
-that cannot be decided: then nothing will supersede it); and a gated run must pass its job's overlap rule first.
+The next 30 s are loaded ahead, or less where a lot comes in them, so that what is in memory is bounded; whatever is
+folded in before the loaded edge goes straight into the wheels. A run that was hinted stays under watch until somebody
+leases it: hints may be lost. Two kinds of due runs are not hinted at once: a late run of a job's pending occurrence is
+withheld until that is decided, for it may turn out to be superseded (unless that cannot be decided: then nothing will
+supersede it); and a gated run must pass its job's overlap rule first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
@@ -21,7 +22,7 @@ from streams.timing_wheel import TimingWheel
 
 LOOKAHEAD_US = 30_000_000
 LOAD_STEP_US = 1_000_000  # load again when that much of the near future has come into sight
-LOAD_LIMIT = 10_000  # timers a load, so that a backlog does not hold the loop up
+LOAD_LIMIT = 10_000  # timers a load, so that a backlog does not hold the loop up; with so many loaded it can wait
 REHINT_AFTER_US = 5_000_000
 REHINT_AT_MOST_EVERY_US = 60_000_000
 REHINT_LIMIT = 1_000  # runs a sweep asks the ledger about
@@ -46,17 +47,59 @@ class Fired:
     oldest_due_us: int | None = None
 
 
+class _Ahead:
+    """A wheel with the timers of the near future: what is before the edge is in it, the rest is on disk only.
+
+    short: the edge is nearer than it was to be, because there are so many.
+    """
+
+    def __init__(self, scan: Callable[[bytes, int, int], list[tuple[int, bytes]]]) -> None:
+        self.wheel: TimingWheel[bytes] = TimingWheel()
+        self.edge, self.edge_us, self.short = scan_key(0), 0, False
+        self._scan = scan
+
+    def load(self, now_us: int, until_us: int) -> None:
+        """Move the edge towards until_us. Never back: the clock may have been, but what was loaded may have fired."""
+        if len(self.wheel) >= LOAD_LIMIT and self.edge_us > now_us:
+            self.short = self.edge_us < until_us
+            return
+        timers = self._scan(self.edge, until_us, LOAD_LIMIT)
+        for at_us, key in timers:
+            self.wheel.add(key, at_us)
+        self.short = len(timers) == LOAD_LIMIT
+        at_us, last = timers[-1] if self.short else (until_us, b"")
+        self.edge, self.edge_us = max((self.edge, self.edge_us), (scan_key(at_us, last), at_us))
+
+    def retime(self, key: bytes, at_us: int | None) -> None:
+        """Before the edge a timer goes into the wheel now; beyond it a later load finds it."""
+        if at_us is not None and scan_key(at_us, key) <= self.edge:
+            self.wheel.add(key, at_us)
+        else:
+            self.wheel.remove(key)
+
+    def has_more(self, now_us: int) -> bool:
+        """Whether another load would bring in more: there is room, or what it brings in is due."""
+        return self.short and (len(self.wheel) < LOAD_LIMIT or self.edge_us <= now_us)
+
+    def next_us(self) -> int | None:
+        """When the next timer comes, or the edge, if there is more behind it."""
+        next_us = self.wheel.next_due_us()
+        return min(self.edge_us, next_us or self.edge_us) if self.short else next_us
+
+
 class PartitionMemory:
     """Not thread-safe. Instants are microseconds since 1970 by the ledger's clock."""
 
     def __init__(self, folder: Path) -> None:
         self.state = TimingState(folder)
-        self._runs: TimingWheel[bytes] = TimingWheel()
-        self._jobs: TimingWheel[bytes] = TimingWheel()
+        self.undecidable: set[bytes] = set()  # jobs whose stored schedule cannot be read, until they are changed
+        self._begin()
+
+    def _begin(self) -> None:
+        self._runs, self._jobs = _Ahead(self.state.due), _Ahead(self.state.cursors)
         self._watched: TimingWheel[bytes] = TimingWheel()
         self._withheld: dict[bytes, bytes] = {}  # job id -> run id
-        self.undecidable: set[bytes] = set()  # jobs whose stored schedule cannot be read, until they are changed
-        self._runs_edge = self._jobs_edge = self._round_from = scan_key(0)
+        self._round_from = scan_key(0)
         self._load_from_us = 0
         self._any_unwatched = self._met_unwatched = False  # at all; since the round began
 
@@ -66,59 +109,50 @@ class PartitionMemory:
     def clear(self) -> None:
         """Forget everything, on disk too."""
         self.state.clear()
-        self._runs, self._jobs, self._watched = TimingWheel(), TimingWheel(), TimingWheel()
-        self._withheld = {}
-        self._runs_edge = self._jobs_edge = self._round_from = scan_key(0)
-        self._load_from_us = 0
-        self._any_unwatched = self._met_unwatched = False
+        self._begin()
 
     def timers(self) -> int:
         """How many timers are in the wheels."""
-        return len(self._runs) + len(self._jobs) + len(self._watched)
+        return len(self._runs.wheel) + len(self._jobs.wheel) + len(self._watched)
 
     def fold(self, events: Iterable[Event], position: Position | None = None) -> None:
         """Take in what happened, and how far the feed is."""
         changed = self.state.fold(events, position)
         for run_id, due_us in changed.runs.items():
             self._watched.remove(run_id)
-            _retime(self._runs, run_id, due_us, self._runs_edge)
+            self._runs.retime(run_id, due_us)
         for job_id, cursor_us in changed.jobs.items():
             self.undecidable.discard(job_id)
-            _retime(self._jobs, job_id, cursor_us, self._jobs_edge)
+            self._jobs.retime(job_id, cursor_us)
 
     def forget_run(self, run_id: bytes) -> None:
         """The ledger does not know the run any more."""
         self.state.forget_run(run_id)
         self._watched.remove(run_id)
-        self._runs.remove(run_id)
+        self._runs.wheel.remove(run_id)
 
     def forget_job(self, job_id: bytes) -> None:
         """The job has no occurrence left, or is none of ours any more."""
         self.state.forget_job(job_id)
         self.undecidable.discard(job_id)
-        self._jobs.remove(job_id)
+        self._jobs.wheel.remove(job_id)
 
     def load(self, now_us: int) -> bool:
-        """Bring the near future into the wheels. True when there is more of it than one call loads."""
+        """Bring the near future into the wheels. True when another call would bring in more of it."""
         until_us = now_us + LOOKAHEAD_US
         if until_us < self._load_from_us:
             return False
-        runs = self.state.due(self._runs_edge, until_us, LOAD_LIMIT)
-        jobs = self.state.cursors(self._jobs_edge, until_us, LOAD_LIMIT)
-        self._runs_edge = _loaded(self._runs, runs, until_us, self._runs_edge)
-        self._jobs_edge = _loaded(self._jobs, jobs, until_us, self._jobs_edge)
-        if more := LOAD_LIMIT in (len(runs), len(jobs)):
-            self._load_from_us = 0
-        else:
-            self._load_from_us = until_us + LOAD_STEP_US
-        return more
+        self._runs.load(now_us, until_us)
+        self._jobs.load(now_us, until_us)
+        self._load_from_us = 0 if self._runs.short or self._jobs.short else until_us + LOAD_STEP_US
+        return self._runs.has_more(now_us) or self._jobs.has_more(now_us)
 
     def pop_due(self, now_us: int) -> Fired:
         """Take out what is due; runs that are hinted stay under watch."""
         fired = Fired()
-        for cursor_us, job_id in self._jobs.pop_timers(now_us, LOAD_LIMIT):
+        for cursor_us, job_id in self._jobs.wheel.pop_timers(now_us, LOAD_LIMIT):
             (fired.late_jobs if now_us - cursor_us > GRACE_US else fired.jobs).append(job_id)
-        for run_id in self._runs.pop_due(now_us, LOAD_LIMIT):
+        for run_id in self._runs.wheel.pop_due(now_us, LOAD_LIMIT):
             self._collect(fired, run_id, now_us)
         return fired
 
@@ -170,13 +204,13 @@ class PartitionMemory:
         return [run_id for job_id in job_ids if (run_id := self._withheld.pop(job_id, None)) is not None]
 
     def next_due_us(self) -> int | None:
-        """When to look again, as far as is loaded."""
-        instants = [at for at in (self._runs.next_due_us(), self._jobs.next_due_us()) if at is not None]
+        """When to look again, as far as is known."""
+        instants = [at for at in (self._runs.next_us(), self._jobs.next_us()) if at is not None]
         return min(instants, default=None)
 
     def retry_job(self, job_id: bytes, at_us: int) -> None:
         """Look at the job again later: deciding its occurrence did not work."""
-        self._jobs.add(job_id, at_us)
+        self._jobs.wheel.add(job_id, at_us)
 
     def _collect(self, fired: Fired, run_id: bytes, now_us: int, *, admitted: bool = False) -> None:
         found = self.state.waiting(run_id)
@@ -184,7 +218,7 @@ class PartitionMemory:
             return
         due_us, run = found
         if due_us > now_us:
-            _retime(self._runs, run_id, due_us, self._runs_edge)
+            self._runs.retime(run_id, due_us)
         elif now_us - due_us > GRACE_US and self._is_undecided(run_id, run.job_id, now_us):
             self._withheld[run.job_id] = run_id
         elif run.gated and not admitted:
@@ -210,18 +244,3 @@ class PartitionMemory:
             return False
         partition = partition_of_run(UUID(bytes=run_id))
         return run_id == run_id_for(UUID(bytes=job_id), from_us(job.cursor_us), partition).bytes
-
-
-def _retime(wheel: TimingWheel[bytes], key: bytes, at_us: int | None, edge: bytes) -> None:
-    """Before the loaded edge a timer goes into the wheel now; beyond it a later load finds it."""
-    if at_us is not None and scan_key(at_us, key) <= edge:
-        wheel.add(key, at_us)
-    else:
-        wheel.remove(key)
-
-
-def _loaded(wheel: TimingWheel[bytes], timers: list[tuple[int, bytes]], until_us: int, edge: bytes) -> bytes:
-    """Where the next load begins. Never further back: the clock may have been, but what was loaded may have fired."""
-    for at_us, key in timers:
-        wheel.add(key, at_us)
-    return max(edge, scan_key(*timers[-1]) if len(timers) == LOAD_LIMIT else scan_key(until_us))

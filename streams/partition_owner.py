@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -20,6 +21,7 @@ from ledger.fence import OwnerTransaction, Takeover, owner_transaction, release_
 from ledger.runs import read_runs
 from schemas.errors import EpochLost, KafkaUnavailable, TryAgain
 from schemas.events import Event
+from schemas.zones import TZDATA_VERSION
 from streams.admissions import AdmissionQueue, admit
 from streams.catch_up import DEADLINE
 from streams.command_applier import CommandApplier
@@ -50,6 +52,7 @@ EXPIRY_BATCH = 500
 EXPIRY_PERIOD_S = 0.5
 SWEEP_PERIOD_S = 1.0
 RECONCILE_PERIOD_S = 300.0
+RECONCILE_DUTY = 0.02  # of a process's time, for comparing its partitions with the ledger
 APPLY_AGAIN_S = 0.5
 
 
@@ -82,14 +85,14 @@ class PartitionOwner:
 
         The state on disk is good when the epoch before this one wrote it: then nobody else owned the partition since,
         and what it missed is in the events after its position. Else it is rebuilt from the ledger. Before that the jobs
-        are made those of our tzdata.
+        are made those of our tzdata, unless that state says that all of them are: then no job is looked at.
         """
-        moved, self._unstamped = await follow_zone_rules(self._around.pool, self.fence.partition, self._transaction)
-        position = self._memory.state.position()
-        if position is not None and position.epoch == self.fence.epoch - 1:
-            offset = position.offset
-        else:
-            offset = await self._rebuild()
+        position, moved = self._memory.state.position(), list[Event]()
+        is_good = position is not None and position.epoch == self.fence.epoch - 1
+        if not is_good or self._memory.state.tzdata_version() != TZDATA_VERSION:
+            self._memory.state.set_tzdata_version(None)  # first: only some of them are, while they are moved
+            moved, self._unstamped = await follow_zone_rules(self._around.pool, self.fence.partition, self._transaction)
+        offset = position.offset if position is not None and is_good else await self._rebuild()
         self._memory.fold(moved, Position(self.fence.epoch, offset))
         return offset
 
@@ -157,6 +160,7 @@ class PartitionOwner:
     async def _stamp(self) -> None:
         await stamp(self._unstamped, self._transaction)
         self._unstamped = []
+        self._memory.state.set_tzdata_version(TZDATA_VERSION)
 
     async def _prove(self) -> None:
         async with self._transaction():
@@ -287,10 +291,13 @@ class PartitionOwner:
         OCCURRENCES_SKIPPED.labels(DEADLINE).inc(len(too_late))
 
     async def _reconcile(self) -> None:
-        # Spread over the period, so that a process's partitions do not read the ledger all at once.
-        await asyncio.sleep(RECONCILE_PERIOD_S * (0.5 + self.fence.partition % 16 / 16))
-        await reconcile(self._memory, self._around.pool, self.fence.partition)
-        self._around.wake_timekeeper()
+        """Partitions take turns, and the more there is to look at, the longer a round takes: it must cost little."""
+        await asyncio.sleep(RECONCILE_PERIOD_S)
+        async with self._around.reconcile_turns:
+            began = time.monotonic()
+            await reconcile(self._memory, self._around.pool, self.fence.partition)
+            self._around.wake_timekeeper()
+            await asyncio.sleep((time.monotonic() - began) * (1 / RECONCILE_DUTY - 1))
 
     def _fold_own(self, events: list[Event]) -> None:
         """What we just wrote, at once: its events come by the feed too, a moment later, and change nothing then."""

@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
-from uuid import UUID
-
 from ledger.connection import Pool, session
-from ledger.jobs import Job, read_jobs, read_partition_jobs
-from ledger.runs import LiveRun, read_partition_runs, read_runs
+from ledger.jobs import Job, TimedJob, read_overdue_jobs, read_partition_jobs
+from ledger.runs import LiveRun, read_overdue_runs, read_partition_runs
 from schemas.commands import LANES
 from schemas.events import Event
 from streams.breath import Breath
 from streams.effects import job_event
 from streams.partition_memory import PartitionMemory
-from streams.timing_state import to_us
+from streams.timing_state import Filling, WaitingRun, to_us
 
-_BATCH = 2_000
+OVERDUE_S = 10.0  # by then an owner that knows of it has seen to it, or is about to
 
 
 async def rebuild(memory: PartitionMemory, pool: Pool, partition: int) -> None:
-    """Fill an empty memory from the ledger. Its position is the caller's to set, read before this began."""
-    await _take_jobs(memory, pool, partition)
-    await _take_runs(memory, pool, partition)
+    """Fill an empty memory from the ledger. Its position is the caller's to set, read before this began.
+
+    Streams, with bounded memory, and lets the loop go on between rows.
+    """
+    filling, breath = memory.state.filling(), Breath()
+    async with session(pool) as conn:
+        async for jobs in read_partition_jobs(conn, partition):
+            for job in jobs:
+                filling.add_job(
+                    job.job_id.bytes, job.version, to_us(job.next_fire_at), to_us(job.created_at), job.definition
+                )
+                await breath.take()
+            filling.write()
+        async for runs in read_partition_runs(conn, partition):
+            for run in runs:
+                _add_run(filling, run)
+                await breath.take()
+            filling.write()
+    filling.done()
 
 
 async def reconcile(memory: PartitionMemory, pool: Pool, partition: int) -> None:
-    """Compare the whole memory with the ledger and mend it: a lost event makes a run late, never lost.
+    """Look in the ledger for what should have happened by now, and take in what events have not told of it.
 
-    Streams, with bounded memory. What changes meanwhile comes by events and is newer by its version.
+    Only that: what is remembered and is no more shows when its time comes, for the ledger is asked before anything is
+    done. So a lost event makes a run late, never lost. The rows are looked at in Postgres, and few are sent.
     """
-    await rebuild(memory, pool, partition)
-    last = b""
-    while batch := memory.state.run_ids(last, _BATCH):
-        await refresh_runs(memory, pool, batch)
-        last = batch[-1]
-    last = b""
-    while batch := memory.state.job_ids(last, _BATCH):
-        await _drop_lost_jobs(memory, pool, batch)
-        last = batch[-1]
-
-
-async def refresh_runs(memory: PartitionMemory, pool: Pool, run_ids: list[bytes]) -> None:
-    """Make the memory of these runs what the ledger says now."""
     async with session(pool) as conn:
-        live = await read_runs(conn, [UUID(bytes=run_id) for run_id in run_ids])
-    take_in(memory, run_ids, live)
+        async for jobs in read_overdue_jobs(conn, partition, OVERDUE_S):
+            memory.fold([_job_event("job_resumed", job) for job in jobs])
+        async for runs in read_overdue_runs(conn, partition, OVERDUE_S):
+            memory.fold([run_event_of(run) for run in runs])
 
 
 def take_in(memory: PartitionMemory, run_ids: list[bytes], live: list[LiveRun]) -> None:
@@ -56,38 +60,22 @@ def take_in(memory: PartitionMemory, run_ids: list[bytes], live: list[LiveRun]) 
             memory.state.rearm_lease(run.run_id.bytes, to_us(run.lease_expires_at))
 
 
-async def _take_jobs(memory: PartitionMemory, pool: Pool, partition: int) -> None:
-    async with session(pool) as conn:
-        jobs = await read_partition_jobs(conn, partition)
-    breath = Breath()
-    for start in range(0, len(jobs), _BATCH):
-        await breath.take()
-        memory.fold([job_event_of(job) for job in jobs[start : start + _BATCH]])
-
-
-async def _take_runs(memory: PartitionMemory, pool: Pool, partition: int) -> None:
-    batch: list[Event] = []
-    async with session(pool) as conn:
-        async for run in read_partition_runs(conn, partition):
-            batch.append(run_event_of(run))
-            if len(batch) == _BATCH:
-                memory.fold(batch)
-                batch.clear()
-    memory.fold(batch)
-
-
-async def _drop_lost_jobs(memory: PartitionMemory, pool: Pool, job_ids: list[bytes]) -> None:
-    async with session(pool) as conn:
-        jobs = await read_jobs(conn, [UUID(bytes=job_id) for job_id in job_ids])
-    for job_id in job_ids:
-        job = jobs.get(UUID(bytes=job_id))
-        if job is None or job.state != "active" or job.next_fire_at is None:
-            memory.forget_job(job_id)
+def _add_run(filling: Filling, run: LiveRun) -> None:
+    run_id = run.run_id.bytes
+    if run.lease_expires_at is not None:
+        filling.add_lease(run_id, to_us(run.lease_expires_at), run.version)
+    else:
+        waiting = WaitingRun(run.tenant, run.queue, LANES[run.lane], run.job_id.bytes, run.overlap != 0)
+        filling.add_waiting(run_id, to_us(run.due_at), run.version, waiting)
 
 
 def job_event_of(job: Job) -> Event:
     """A job's row as the event that would have led to it."""
     kind = {"active": "job_resumed", "paused": "job_paused", "deleted": "job_deleted"}[job.state]
+    return _job_event(kind, job)
+
+
+def _job_event(kind: str, job: Job | TimedJob) -> Event:
     return job_event(kind, job.job_id, job.version, job.created_at, job.next_fire_at, job.definition)
 
 

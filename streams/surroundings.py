@@ -35,4 +35,5 @@ class Surroundings:
     crash: Callable[[Exception], None]
     apply_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(APPLYING_AT_ONCE))
     catch_up_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    reconcile_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     rates: QueueRates = field(default_factory=QueueRates)

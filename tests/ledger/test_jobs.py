@@ -319,14 +319,13 @@ async def test_an_owner_reads_back_its_partition_s_jobs_and_live_runs(ledger_poo
     elsewhere = await OwnedPartition.take(ledger_pool, partition=4)
     await elsewhere.runs(1)
     async with session(ledger_pool) as conn:
-        runs = {run.run_id: run async for run in read_partition_runs(conn, owned.fence.partition)}
-        jobs = {job.job_id: job.state for job in await read_partition_jobs(conn, owned.fence.partition)}
+        runs = {run.run_id: run async for batch in read_partition_runs(conn, owned.fence.partition) for run in batch}
+        jobs = {job.job_id async for batch in read_partition_jobs(conn, owned.fence.partition) for job in batch}
         some = {run.run_id for run in await read_runs(conn, [leased.run_id, paused.run_id or waiting])}
     assert {run_id: run.state for run_id, run in runs.items()} == {leased.run_id: "leased", waiting: "pending"}
     assert runs[leased.run_id].lease_expires_at == leased.lease_expires_at
-    assert jobs[leased.job_id] == "active"
-    assert jobs[paused.job_id] == "paused"
-    assert deleted.job_id not in jobs
+    assert leased.job_id in jobs
+    assert not jobs & {paused.job_id, deleted.job_id}
     assert some == {leased.run_id}
 
 

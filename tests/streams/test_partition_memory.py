@@ -118,6 +118,34 @@ def test_the_disk_is_read_again_when_a_step_of_the_future_has_come_into_sight(me
     assert memory.timers() == 1
 
 
+def test_of_a_crowded_future_only_the_nearest_is_in_memory(
+    memory: PartitionMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_memory, "LOAD_LIMIT", 3)
+    memory.fold([scheduled(UUID(int=number + 1), 1, START_US + number) for number in range(20)])
+    memory.load(START_US - 1)
+    assert memory.timers() == 3
+    for number in range(20):
+        assert popped(memory, START_US + number) == [UUID(int=number + 1).bytes]
+        assert memory.timers() <= 2 * 3 + number + 1  # what has fired is under watch
+
+
+def test_jobs_that_are_to_be_looked_at_later_leave_room_for_what_comes_before(
+    memory: PartitionMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_memory, "LOAD_LIMIT", 2)
+    memory.load(START_US)
+    for number in range(10, 14):
+        memory.retry_job(job_id(number).bytes, START_US + 9 * LOOKAHEAD_US)
+    soon_us = START_US + 2 * LOOKAHEAD_US
+    memory.fold([job_event("job_created", number, 1, soon_us) for number in range(5)])
+    assert not memory.load(soon_us - LOOKAHEAD_US // 2)
+    jobs: list[bytes] = []
+    while memory.load(soon_us) or (memory.next_due_us() or soon_us + 1) <= soon_us:
+        jobs += memory.pop_due(soon_us).jobs
+    assert sorted(jobs) == [job_id(number).bytes for number in range(5)]
+
+
 def test_a_clock_that_was_put_back_fires_nothing_twice(memory: PartitionMemory) -> None:
     run_id = uuid4()
     memory.fold([scheduled(run_id, 1, START_US)])

@@ -10,17 +10,18 @@ from uuid import UUID, uuid4
 import pytest
 import pytest_asyncio
 
-from ledger.connection import Pool
+from ledger.connection import Pool, session
 from ledger.fence import Fence, api_transaction, owner_transaction, take_over
 from ledger.leases import Beat, LeaseAsk, extend_leases, lease_runs
+from ledger.runs import read_runs
 from schemas.commands import Command
 from streams.command_batch import apply_commands
 from streams.partition_memory import PartitionMemory
-from streams.rebuild import rebuild, reconcile, refresh_runs
+from streams.rebuild import rebuild, reconcile, take_in
 from streams.timing_state import scan_key, to_us
 from tests.streams.commands import create, delete, job_on, pause
 from tests.streams.ledger_dump import fetch
-from tests.streams.timing_events import START_US, job_event, leased, scheduled
+from tests.streams.timing_events import START_US, leased, scheduled
 
 PARTITION = 8
 FOREVER_US = 1 << 62
@@ -44,6 +45,11 @@ class Known:
         async with api_transaction(self.pool, [run_id]) as conn:
             [lease] = await lease_runs(conn, [LeaseAsk(run_id, self.fence.epoch, "w", visibility_s)])
         return lease.lease_token
+
+    async def ask(self, run_id: UUID) -> None:
+        """What an owner does when the run's time seems to have come."""
+        async with session(self.pool) as conn:
+            take_in(self.memory, [run_id.bytes], await read_runs(conn, [run_id]))
 
     def waiting(self) -> set[bytes]:
         return {run_id for _, run_id in self.memory.state.due(scan_key(0), FOREVER_US, 1_000)}
@@ -95,41 +101,51 @@ async def test_a_rebuild_takes_only_its_own_partition(known: Known) -> None:
     assert (known.waiting(), known.leases(), known.memory.state.job_ids(b"", 10)) == (set(), {}, [])
 
 
-async def test_a_reconciled_memory_is_a_rebuilt_one_whatever_events_it_missed_or_made_up(known: Known) -> None:
-    waiting, leased_run, repeating = await a_bit_of_everything(known)
-    known.memory.fold(
-        [
-            scheduled(uuid4(), 1, START_US),  # completed since
-            leased(uuid4(), 2, START_US),  # dead since
-            scheduled(leased_run, 1, START_US),  # its lease was missed
-            job_event("job_created", 3, 1, START_US),  # deleted since
-        ]
+async def test_what_events_did_not_tell_is_found_once_it_is_overdue(known: Known) -> None:
+    past = datetime.now(UTC) - timedelta(hours=1)
+    waiting, repeating, worked_on = job_on(PARTITION), job_on(PARTITION), job_on(PARTITION)
+    await known.apply(
+        create(waiting, {"delaySeconds": 0}, issued_at=past),
+        create(repeating, {"everySeconds": 60}, issued_at=past),
+        create(worked_on, {"delaySeconds": 0}, issued_at=past),
     )
+    leased_run = await known.run_of(worked_on)
+    await known.lease(leased_run)
+    async with known.pool.connection() as conn:
+        await conn.execute("UPDATE runs SET lease_expires_at = %s WHERE run_id = %s", (past, leased_run))
     await reconcile(known.memory, known.pool, PARTITION)
-    assert known.waiting() == {waiting.bytes, (await known.run_of(repeating)).bytes}
-    assert known.leases().keys() == {leased_run.bytes}
+    assert known.waiting() == {(await known.run_of(each)).bytes for each in (waiting, repeating)}
+    assert known.leases() == {leased_run.bytes: to_us(past)}
     assert known.memory.state.job_ids(b"", 10) == [repeating.bytes]
 
 
+async def test_what_is_not_overdue_is_not_read_again(known: Known) -> None:
+    await a_bit_of_everything(known)
+    await reconcile(known.memory, known.pool, PARTITION)
+    assert (known.waiting(), known.leases(), known.memory.state.job_ids(b"", 10)) == (set(), {}, [])
+
+
 async def test_reconciling_never_goes_back_behind_a_newer_event(known: Known) -> None:
-    waiting, _, _ = await a_bit_of_everything(known)
-    known.memory.fold([leased(waiting, 9, START_US)])
-    await rebuild(known.memory, known.pool, PARTITION)
-    assert waiting.bytes in known.leases()
+    job_id = job_on(PARTITION)
+    await known.apply(create(job_id, {"delaySeconds": 0}, issued_at=datetime.now(UTC) - timedelta(minutes=1)))
+    run_id = await known.run_of(job_id)
+    known.memory.fold([leased(run_id, 9, START_US)])
+    await reconcile(known.memory, known.pool, PARTITION)
+    assert known.leases() == {run_id.bytes: START_US}
 
 
-async def test_refreshing_tells_of_leases_that_were_extended(known: Known) -> None:
+async def test_the_ledger_s_word_tells_of_leases_that_were_extended(known: Known) -> None:
     _, leased_run, _ = await a_bit_of_everything(known)
     await rebuild(known.memory, known.pool, PARTITION)
     before_us = known.leases()[leased_run.bytes]
     async with api_transaction(known.pool, [leased_run]) as conn:
         [extended] = await extend_leases(conn, [Beat(leased_run, 1, 600)])
-    await refresh_runs(known.memory, known.pool, [leased_run.bytes])
+    await known.ask(leased_run)
     assert known.leases()[leased_run.bytes] == to_us(extended.lease_expires_at) > before_us
 
 
-async def test_refreshing_forgets_what_is_gone(known: Known) -> None:
+async def test_the_ledger_s_word_makes_forget_what_is_gone(known: Known) -> None:
     gone = uuid4()
     known.memory.fold([scheduled(gone, 1, START_US)])
-    await refresh_runs(known.memory, known.pool, [gone.bytes])
+    await known.ask(gone)
     assert known.waiting() == set()

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from schemas.events import Event
 from schemas.ids import run_id_for
 from streams.timing_state import Position, TimingState, WaitingRun, from_us, scan_key, to_us
+from streams.timing_store import iterate
 from tests.streams.timing_events import (
+    EVERY_SECOND,
     PARTITION,
     START_US,
     gone,
@@ -201,6 +203,41 @@ def test_clearing_forgets_everything(state: TimingState) -> None:
     state.fold([scheduled(uuid4(), 1, START_US), job_event("job_created", 0, 1, START_US)], Position(1, 1))
     state.clear()
     assert (state.position(), state.run_ids(b"", 10), state.job_ids(b"", 10), all_due(state)) == (None, [], [], [])
+
+
+def test_a_state_that_was_filled_is_the_one_that_was_folded_and_stays_it(tmp_path: Path) -> None:
+    waiting, held, once = uuid4(), uuid4(), '{"schedule":{"runAt":"2100-01-01T00:00:00Z"}}'
+    folded, filled = TimingState(tmp_path / "folded"), TimingState(tmp_path / "filled")
+    folded.fold([scheduled(waiting, 3, START_US, job=1), leased(held, 2, START_US + 9)])
+    folded.fold([job_event("job_created", 0, 1, START_US), job_event("job_created", 5, 1, START_US, once)])
+    filling = filled.filling()
+    filling.add_waiting(waiting.bytes, START_US, 3, WaitingRun("acme", "mail", "normal", job_id(1).bytes))
+    filling.write()
+    filling.add_lease(held.bytes, START_US + 9, 2)
+    filling.add_job(job_id(0).bytes, 1, START_US, START_US, EVERY_SECOND)
+    filling.add_job(job_id(5).bytes, 1, START_US, START_US, once)
+    filling.done()
+    filled.close()
+    filled = TimingState(tmp_path / "filled")
+    assert everything(filled) == everything(folded) != []
+    for state in (folded, filled):
+        state.close()
+
+
+def everything(state: TimingState) -> list[tuple[bytes, bytes]]:
+    return list(iterate(state._db, b"", b"\xff"))
+
+
+def test_the_tzdata_of_the_cursors_is_kept_until_the_state_is_cleared(tmp_path: Path) -> None:
+    state = TimingState(tmp_path)
+    assert state.tzdata_version() is None
+    state.set_tzdata_version("2026a")
+    state.close()
+    state = TimingState(tmp_path)
+    assert state.tzdata_version() == "2026a"
+    state.clear()
+    assert state.tzdata_version() is None
+    state.close()
 
 
 def test_ids_come_in_pages(state: TimingState) -> None:

@@ -19,7 +19,7 @@ from ledger.connection import Pool
 from schemas import zones
 from schemas.ids import run_id_for
 from schemas.zones import KeptZone
-from streams import zone_moves
+from streams import partition_owner, zone_moves
 from tests.schemas.zone_files import tzif
 from tests.streams.commands import cancel, create, job_on, pause, resume
 from tests.streams.ledger_dump import fetch
@@ -52,7 +52,7 @@ class Fleet:
         self._real = zones.zone_data
 
     def install(self, tzdata: Tzdata) -> None:
-        for module in (ledger.jobs, ledger.edits, ledger.advances, ledger.zone_rules):
+        for module in (ledger.jobs, ledger.edits, ledger.advances, ledger.zone_rules, partition_owner):
             self._monkeypatch.setattr(module, "TZDATA_VERSION", tzdata.version)
         for module in (zones, zone_moves):
             self._monkeypatch.setattr(module, "zone_data", lambda name: self._data(name, tzdata))
