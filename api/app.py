@@ -36,7 +36,7 @@ from api.problems import Problem
 from api.query import Queries
 from api.queues import Queues
 from api.ready_hints import ReadyHints
-from api.ready_index import ReadyIndex
+from api.ready_index import Queue, ReadyIndex
 from api.ready_poll import ReadyPoll
 from api.run_commands import RunCommands
 from api.runs import Runs
@@ -79,9 +79,9 @@ class Api:
     def __init__(self, pool: Pool, settings: ApiSettings) -> None:
         bootstrap, codec, kafka = settings.bootstrap, settings.codec, settings.kafka_config
         self.metrics = ApiMetrics()
-        self.index = ReadyIndex(on_drop=self.metrics.ready_index_dropped.inc)
-        self.poll = ReadyPoll(pool, self.index, self.metrics)
+        self.index = ReadyIndex(on_drop=self._dropped)
         self.hints = ReadyHints(bootstrap, settings.ready_topic, codec, self.index, self.metrics, kafka)
+        self.poll = ReadyPoll(pool, self.index, self.metrics, are_hints_read=self.hints.are_read)
         self.history = HistoryClient(settings.history_url)
         self.producer = CommandProducer(bootstrap, settings.commands_topic, codec, kafka_config=kafka)
         self.command_outcomes = CommandOutcomes(pool)
@@ -111,6 +111,11 @@ class Api:
         self.doctor = Doctor(pool, self.producer, self.history)
         self.queries = Queries(self.history)
         self.health = Health(pool, self.producer, self.history, self.index, self.metrics)
+
+    def _dropped(self, queue: Queue) -> None:
+        """A run that the index had no room for."""
+        self.metrics.ready_index_dropped.inc()
+        self.poll.doubt(queue)
 
     def app(self) -> Starlette:
         """The ASGI application."""

@@ -162,7 +162,7 @@ class Leases:
         assert self._waiting is not None
         self._waiting.add(waiter.wake)
         self._index.wait(waiter)
-        self._poll.waiter_arrived()
+        self._poll.waiter_arrived(waiter.queue, patient=waiter.patient)
         self._metrics.long_polls_waiting.inc()
 
     def _leave(self, waiter: Waiter) -> None:

@@ -33,6 +33,9 @@ from schemas.errors import Undecodable
 log = logging.getLogger(__name__)
 
 _BATCH_RECORDS = 500
+_POLL_S = 0.5
+_PROBE_EVERY_S = 2.0
+_PROBE_TIMEOUT_S = 1.0
 _LANE_NUMBERS = {lane: number for number, lane in enumerate(LANES)}
 
 
@@ -62,14 +65,20 @@ class ReadyHints:
             "group.id": "fencepost-api-ready",  # librdkafka asks for one; nothing is ever committed to it
             "enable.auto.commit": False,
             "auto.offset.reset": "latest",
-            "fetch.wait.max.ms": 10,  # a broker answers as soon as it has a byte; the fallback one only after this
+            "fetch.wait.max.ms": 100,  # a broker answers as soon as it has a byte; the fallback one only after this
             "fetch.queue.backoff.ms": 1,
             "topic.metadata.refresh.interval.ms": 30_000,
+            "error_cb": self._failed,
             **(kafka_config or {}),
         }
+        self._probe_at = self._read_until = 0.0
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.positioned = threading.Event()  # set once every hint from now on will be read
+
+    def are_read(self) -> bool:
+        """Whether hints that are sent now come through: the leader of each partition answered a moment ago."""
+        return time.monotonic() < self._read_until
 
     def start(self) -> None:
         """Begin to read. Call it in the event loop that the index belongs to."""
@@ -89,6 +98,8 @@ class ReadyHints:
             while not self._stopping.is_set():
                 if hints := self._decode(_next_records(consumer)):
                     deliver(self._take_in, hints)
+                if self._probe_at <= time.monotonic():
+                    self._probe(consumer)
         except RuntimeError:
             log.info("the event loop is gone")  # of call_soon_threadsafe, while the process ends
         finally:
@@ -107,6 +118,22 @@ class ReadyHints:
                 self.positioned.set()
                 return
             self._stopping.wait(0.5)
+
+    def _probe(self, consumer: Consumer) -> None:
+        """Ask the leaders for something small: a fetch that brings nothing, or hangs, tells nobody."""
+        try:
+            latest = [TopicPartition(self._topic, each.partition, OFFSET_END) for each in consumer.assignment()]
+            answered = not any(end.error for end in consumer.offsets_for_times(latest, timeout=_PROBE_TIMEOUT_S))
+        except KafkaException as error:
+            log.warning("hints cannot be read: %s", error)
+            answered = False
+        now = time.monotonic()
+        self._probe_at = now + _PROBE_EVERY_S
+        self._read_until = now + 2 * (_PROBE_EVERY_S + _PROBE_TIMEOUT_S) if answered else 0.0
+
+    def _failed(self, _: KafkaError) -> None:
+        """Called by the library while it is polled: a connection was lost, for instance."""
+        self._probe_at = self._read_until = 0.0
 
     def _decode(self, records: Sequence[Message]) -> list[Hint]:
         hints = []
@@ -142,8 +169,8 @@ class ReadyHints:
 
 
 def _next_records(consumer: Consumer) -> list[Message]:
-    """The first record within 100 ms and all that came beside it: `consume` alone waits for a full batch."""
-    first = consumer.poll(0.1)
+    """The first record that comes and all that came beside it: `consume` alone waits for a full batch."""
+    first = consumer.poll(_POLL_S)
     return [] if first is None else [first, *consumer.consume(_BATCH_RECORDS, 0)]
 
 

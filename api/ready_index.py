@@ -86,7 +86,7 @@ class ReadyIndex:
     """most_a_lane, most: bounds in ids; what does not fit is dropped, told to on_drop, and found again by a poll."""
 
     def __init__(
-        self, *, most_a_lane: int = 50_000, most: int = 200_000, on_drop: Callable[[], object] = lambda: None
+        self, *, most_a_lane: int = 50_000, most: int = 200_000, on_drop: Callable[[Queue], object] = lambda _: None
     ) -> None:
         self._queues: dict[Queue, _Lanes] = {}
         self._waiters: dict[Queue, deque[Waiter]] = {}
@@ -104,7 +104,7 @@ class ReadyIndex:
         lanes = self._queues.get(queue)
         if lanes is None:
             lanes = self._queues[queue] = _Lanes()
-        carried_off = sum(waiter.wanted for waiter in self._waiters.get(queue, ()))
+        carried_off = self.wanted(queue)
         before = self._size
         for run in due:
             runs = lanes.lanes[run.lane]
@@ -117,7 +117,7 @@ class ReadyIndex:
                 runs[run.run_id] = run.epoch
                 self._size += 1
             else:
-                self._on_drop()
+                self._on_drop(queue)
         added = self._size - before
         self._hand_out(queue, lanes)
         return added
@@ -171,9 +171,9 @@ class ReadyIndex:
             self.leave(waiter)
             waiter.wake()
 
-    def wanted(self) -> dict[Queue, int]:
-        """The queues that somebody waits on, with how many runs they would take."""
-        return {queue: sum(waiter.wanted for waiter in waiters) for queue, waiters in self._waiters.items()}
+    def wanted(self, queue: Queue) -> int:
+        """How many runs those who wait on the queue would take; 0 when nobody does."""
+        return sum(waiter.wanted for waiter in self._waiters.get(queue, ()))
 
     def _has_room(self, runs: OrderedDict[UUID, int]) -> bool:
         return self._size < self._most and len(runs) < self._most_a_lane

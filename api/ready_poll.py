@@ -1,6 +1,7 @@
 """The fallback of the hints: while somebody waits on a queue, look into the ledger for due runs that no hint told.
 
-One statement for all queues that are waited on. Losing every hint costs seconds of lateness, never a run.
+One statement for all queues whose turn it is. Losing every hint costs seconds of lateness, never a run. While hints
+can be relied on a queue that gave nothing is looked at ever more rarely: owners hint again what nobody has leased.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import logging
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
+from api.look_times import SOON_S, LookTimes
 from api.metrics import ApiMetrics
 from api.ready_index import Queue, ReadyIndex, ReadyRun
 from ledger.connection import Pool, session
+from ledger.partitions import owners_keep_up
 from ledger.runs import DueRun, find_due
 from schemas.errors import LedgerUnavailable
 
@@ -24,34 +27,47 @@ log = logging.getLogger(__name__)
 # Of each lane, twice what the waiters want: the others who come meanwhile find something too.
 FEWEST_A_LANE = 200
 MOST_A_LANE = 1_000
-DOUBT_S = 0.05
+JUDGE_EVERY_S = 1.5
+OWNERS_LAG_S = 8.0  # an owner speaks every 2 s
 
 
 class ReadyPoll:
-    """interval_s: how often a queue is looked at while it is waited on, drawn anew from this range each time."""
+    """interval_s: how often a queue is looked at while it is waited on, drawn anew from this range each time.
+
+    are_hints_read: whether this process hears of what owners send now.
+    """
 
     def __init__(
-        self, pool: Pool, index: ReadyIndex, metrics: ApiMetrics, *, interval_s: tuple[float, float] = (1.0, 2.0)
+        self,
+        pool: Pool,
+        index: ReadyIndex,
+        metrics: ApiMetrics,
+        *,
+        interval_s: tuple[float, float] = (1.0, 2.0),
+        are_hints_read: Callable[[], bool] = lambda: False,
     ) -> None:
         self._pool = pool
         self._index = index
         self._metrics = metrics
         self._interval_s = interval_s
-        self._look_at: dict[Queue, float] = {}  # when a queue may be looked at again; absent: at once
+        self._are_hints_read = are_hints_read
+        self._times = LookTimes()
+        self._trusted = False  # whether hints tell of all that comes due
+        self._judge_at = 0.0
         self._arrived = asyncio.Event()
 
     def may_look(self, queue: Queue) -> bool:
         """Whether a waiter on the queue would have it looked at now; not when that was done just before."""
-        return self._look_at.get(queue, 0.0) <= time.monotonic()
+        return self._times.may_look(queue, time.monotonic())
 
-    def waiter_arrived(self) -> None:
+    def waiter_arrived(self, queue: Queue, *, patient: bool = True) -> None:
         """Somebody waits who did not a moment ago."""
-        self._arrived.set()
+        if self._times.arrive(queue, time.monotonic(), patient=patient):
+            self._arrived.set()
 
     def doubt(self, queue: Queue) -> None:
-        """What the index told of the queue could not be leased: a hint was early, or of an old epoch. Look soon."""
-        soon = time.monotonic() + DOUBT_S
-        self._look_at[queue] = min(self._look_at.get(queue, soon), soon)
+        """What was told of the queue could not be leased (a hint was early, or of an old epoch), or kept. Look soon."""
+        self._times.doubt(queue, time.monotonic())
         self._arrived.set()
 
     async def run(self) -> None:
@@ -66,23 +82,49 @@ class ReadyPoll:
     async def _look_on(self) -> None:
         while True:
             self._arrived.clear()
-            now, wanted = time.monotonic(), self._index.wanted()
-            due = [queue for queue in wanted if self.may_look(queue)]
+            due = self._due()
             if due:
-                await self._look(due, max(wanted[queue] for queue in due))
-                continue
-            self._look_at = {queue: at for queue, at in self._look_at.items() if at > now}
-            await self._sleep(min((self._look_at[queue] - now for queue in wanted), default=None))
+                await self._look(due)
+            if len(self._times) and self._judge_at <= time.monotonic():
+                await self._judge()
+            elif not due:
+                await self._sleep()
 
-    async def _sleep(self, longest_s: float | None) -> None:
+    def _due(self) -> dict[Queue, int]:
+        """The queues to look at, with how many runs those who wait there would take."""
+        due = {}
+        for queue in self._times.due(time.monotonic(), self._interval_s[0] / 2):
+            if wanted := self._index.wanted(queue):
+                due[queue] = wanted
+            else:
+                self._times.leave(queue)
+        return due
+
+    async def _sleep(self) -> None:
+        next_at = self._times.next_at()
+        longest_s = None if next_at is None else min(next_at, self._judge_at) - time.monotonic()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._arrived.wait(), longest_s)
 
-    async def _look(self, queues: Collection[Queue], wanted: int) -> None:
+    async def _judge(self) -> None:
+        """Find out whether hints can be relied on: owners live and hear of what happens, and we hear of them."""
+        self._judge_at = time.monotonic() + JUDGE_EVERY_S
+        try:
+            async with session(self._pool) as conn:
+                trusted = await owners_keep_up(conn, OWNERS_LAG_S) and self._are_hints_read()
+        except LedgerUnavailable:
+            trusted = False
+        if self._trusted and not trusted:
+            log.warning("hints cannot be relied on: queues are looked at every %.0f to %.0f s", *self._interval_s)
+            self._times.hurry(time.monotonic())
+        self._trusted = trusted
+
+    async def _look(self, queues: dict[Queue, int]) -> None:
         """Refill the index. A queue that gave all that was asked for has more, and may be looked at again at once."""
-        limit = min(max(FEWEST_A_LANE, 2 * wanted), MOST_A_LANE)
-        again_at = time.monotonic() + random.uniform(*self._interval_s)
-        self._look_at.update((queue, again_at) for queue in queues)
+        limit = min(max(FEWEST_A_LANE, 2 * max(queues.values())), MOST_A_LANE)
+        began, interval_s = time.monotonic(), random.uniform(*self._interval_s)
+        for queue in queues:
+            self._times.look(queue, began, interval_s, trusted=self._trusted)
         self._metrics.ready_polls.inc()
         try:
             async with session(self._pool) as conn:
@@ -90,12 +132,16 @@ class ReadyPoll:
         except LedgerUnavailable as error:
             log.warning("cannot look for due runs: %s", error)
             found = []
+            for queue in queues:
+                self._times.again(queue, began + interval_s)
         for queue, due in _by_queue(found).items():
             added = self._index.add(queue, due)
             self._metrics.polled_runs.inc(added)
             if max(Counter(run.lane for run in due).values()) >= limit:
                 # With nothing new among them they are all being leased just now.
-                self._look_at[queue] = time.monotonic() + (0.0 if added else DOUBT_S)
+                self._times.again(queue, time.monotonic() + (0.0 if added else SOON_S))
+            elif added:
+                self._times.again(queue, began + interval_s)
         for queue in queues:
             self._index.dismiss_impatient(queue)
 

@@ -76,6 +76,20 @@ async def list_partitions(conn: Connection) -> list[PartitionStatus]:
     return [PartitionStatus(*row) for row in await (await conn.execute(LIST_PARTITIONS)).fetchall()]
 
 
+OWNERS_KEEP_UP = """
+SELECT bool_and(owner IS NOT NULL AND decided_through > since)
+       AND coalesce((SELECT at > since FROM outbox ORDER BY id LIMIT 1), true)
+FROM partitions, (SELECT coalesce(%(now)s::timestamptz, now()) - %(lag_s)s * interval '1 second') AS seen (since)
+GROUP BY since
+"""
+
+
+async def owners_keep_up(conn: Connection, lag_s: float, *, now: datetime | None = None) -> bool:
+    """Whether every partition has an owner who is alive and hears of what happens, late by no more than that."""
+    row = await (await conn.execute(OWNERS_KEEP_UP, {"lag_s": lag_s, "now": now})).fetchone()
+    return bool(row and row[0])
+
+
 class Tenure(NamedTuple):
     """Who took a partition over when, under which epoch. decided_through: the last sign of the owner before."""
 

@@ -91,6 +91,12 @@ async def test_the_lag_of_hints_is_measured(hinted: Hinted) -> None:
     assert 'fencepost_api_hint_lag_ms_bucket{le="20000"} 0.0' not in hinted.metrics.text().decode()
 
 
+async def test_hints_are_read_once_the_broker_answers(hinted: Hinted) -> None:
+    async with asyncio.timeout(10):
+        while not hinted.hints.are_read():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def test_without_a_broker_it_stops_when_asked(kafka_broker: KafkaBroker) -> None:
     assert kafka_broker
     hints = ReadyHints("127.0.0.1:1", "ready", Codec(), ReadyIndex(), ApiMetrics())
@@ -98,3 +104,4 @@ async def test_without_a_broker_it_stops_when_asked(kafka_broker: KafkaBroker) -
     async with asyncio.timeout(6):
         await hints.stop()
     assert not hints.positioned.is_set()
+    assert not hints.are_read()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from api.ready_index import HIGH, LOW, NORMAL, ReadyIndex, ReadyRun, Waiter
+from api.ready_index import HIGH, LOW, NORMAL, Queue, ReadyIndex, ReadyRun, Waiter
 
 MAIL = ("acme", "mail")
 
@@ -110,11 +110,11 @@ def test_what_was_put_back_comes_first_again() -> None:
 
 
 def test_what_does_not_fit_is_dropped_and_counted() -> None:
-    drops: list[None] = []
-    index = ReadyIndex(most_a_lane=5, most=8, on_drop=lambda: drops.append(None))
+    drops: list[Queue] = []
+    index = ReadyIndex(most_a_lane=5, most=8, on_drop=drops.append)
     assert add(index, new_ids(7)) == 5
     assert add(index, new_ids(7), lane=HIGH) == 3
-    assert (len(index), len(drops)) == (8, 6)
+    assert (len(index), drops) == (8, [MAIL] * 6)
 
 
 def test_a_full_index_still_serves_those_who_wait() -> None:
@@ -156,15 +156,15 @@ def test_what_was_handed_to_one_who_leaves_goes_to_the_next() -> None:
     add(index, [run_id])
     index.leave(first.waiter)
     assert ids(second.waiter.take()) == [run_id]
-    assert index.wanted() == {}
+    assert index.wanted(MAIL) == 0
 
 
 def test_wanted_adds_up_those_who_wait() -> None:
     index = ReadyIndex()
     first, _ = Sleeper(index, 3), Sleeper(index, 4)
-    assert index.wanted() == {MAIL: 7}
+    assert index.wanted(MAIL) == 7
     index.leave(first.waiter)
-    assert index.wanted() == {MAIL: 4}
+    assert index.wanted(MAIL) == 4
 
 
 @settings(deadline=None)
@@ -235,7 +235,7 @@ class IndexLife(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_kept_while_somebody_waits(self) -> None:
-        if self.index.wanted():
+        if self.index.wanted(MAIL):
             assert len(self.index) == 0
 
     @invariant()

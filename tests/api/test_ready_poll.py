@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from api.ready_index import Queue, ReadyIndex, ReadyRun, Waiter
 from api.ready_poll import ReadyPoll
 from ledger.connection import Connection, Pool
 from ledger.connection import ledger_pool as open_ledger_pool
-from ledger.fence import api_transaction
+from ledger.fence import api_transaction, say_decided
 from ledger.leases import LeaseAsk, lease_runs
 from ledger.runs import DueRun, find_due
 from tests.api.owner import Owner
@@ -27,14 +28,16 @@ class Poll:
     """A running poll, and those who wait on its index."""
 
     def __init__(self, pool: Pool, interval_s: tuple[float, float]) -> None:
-        self.index, self.metrics = ReadyIndex(), ApiMetrics()
-        self.poll = ReadyPoll(pool, self.index, self.metrics, interval_s=interval_s)
+        self.index, self.metrics, self.are_hints_read = ReadyIndex(), ApiMetrics(), False
+        self.poll = ReadyPoll(
+            pool, self.index, self.metrics, interval_s=interval_s, are_hints_read=lambda: self.are_hints_read
+        )
 
     def wait(self, queue: Queue, wanted: int = 10) -> Callable[[], Coroutine[Any, Any, list[ReadyRun]]]:
         woken = asyncio.Event()
         waiter = Waiter(queue, wanted, woken.set)
         self.index.wait(waiter)
-        self.poll.waiter_arrived()
+        self.poll.waiter_arrived(queue)
 
         async def runs() -> list[ReadyRun]:
             async with asyncio.timeout(10):
@@ -84,7 +87,7 @@ async def test_a_queue_that_was_just_looked_at_waits_for_its_next_turn(ledger_po
         while poll.looks() == 0:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         [run_id] = await owner.make_due()
-        poll.poll.waiter_arrived()
+        poll.poll.waiter_arrived(MAIL)
         assert [run.run_id for run in await wait()] == [run_id]
         assert asyncio.get_running_loop().time() - began >= 0.3
         assert poll.looks() == 2
@@ -140,3 +143,22 @@ async def test_it_goes_on_after_an_error_that_nobody_foresaw(
     async with polling(ledger_pool, (0.01, 0.01)) as poll:
         assert [run.run_id for run in await poll.wait(MAIL)()] == [run_id]
     assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_queue_that_hints_are_trusted_to_tell_of_is_looked_at_once_they_are_not(
+    ledger_pool: Pool, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ready_poll, "JUDGE_EVERY_S", 0.01)
+    await say_decided(ledger_pool, dict.fromkeys(owner.fences.values(), datetime.now(UTC) + timedelta(days=1)))
+    async with polling(ledger_pool, (0.01, 0.01)) as poll:
+        poll.are_hints_read = True
+        wait = poll.wait(MAIL)
+        while not poll.poll._trusted:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        poll.poll._interval_s = (60.0, 60.0)
+        looks = poll.looks()
+        while poll.looks() == looks:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        [run_id] = await owner.make_due()
+        poll.are_hints_read = False
+        assert [run.run_id for run in await wait()] == [run_id]

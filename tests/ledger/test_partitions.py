@@ -17,6 +17,7 @@ from ledger.partitions import (
     init_partitions,
     list_partitions,
     list_takeovers,
+    owners_keep_up,
     partition_count,
 )
 from schemas.errors import LedgerMismatch
@@ -115,6 +116,42 @@ async def test_a_takeover_and_a_word_of_what_is_decided_come_one_after_the_other
     saying = [say_decided(ledger_pool, dict.fromkeys(fences, FAR)) for _ in range(4)]
     takeovers, _ = await asyncio.gather(asyncio.gather(*taking), asyncio.gather(*saying))
     assert [takeover.decided_through for takeover in takeovers] == await decided(ledger_pool)
+
+
+async def all_said(pool: Pool, through: datetime) -> list[Fence]:
+    """Every partition has an owner, whose occurrences are decided up to then."""
+    fences = [(await take_over(pool, partition, "owner-1")).fence for partition in range(PARTITIONS)]
+    await say_decided(pool, dict.fromkeys(fences, through))
+    return fences
+
+
+async def keep_up(pool: Pool, now: datetime) -> bool:
+    async with session(pool) as conn:
+        return await owners_keep_up(conn, 8.0, now=now)
+
+
+async def test_owners_keep_up_for_some_seconds_after_their_last_word(ledger_pool: Pool) -> None:
+    await all_said(ledger_pool, FAR)
+    assert await keep_up(ledger_pool, FAR + timedelta(seconds=7))
+    assert not await keep_up(ledger_pool, FAR + timedelta(seconds=9))
+
+
+async def test_owners_do_not_keep_up_while_a_partition_has_none(ledger_pool: Pool) -> None:
+    fences = await all_said(ledger_pool, FAR)
+    await release_partition(ledger_pool, fences[4], FAR)
+    assert not await keep_up(ledger_pool, FAR)
+
+
+async def test_owners_do_not_keep_up_while_events_wait_that_they_have_not_heard_of(ledger_pool: Pool) -> None:
+    await all_said(ledger_pool, FAR)
+    async with session(ledger_pool) as conn:
+        await conn.execute(
+            "INSERT INTO outbox (event, at, job_ids, partitions, tenants, queues, lanes, versions) "
+            "VALUES ('job_created', %s, '{}', '{}', '{}', '{}', '{}', '{}')",
+            (FAR - timedelta(seconds=9),),
+        )
+    assert not await keep_up(ledger_pool, FAR)
+    assert await keep_up(ledger_pool, FAR - timedelta(seconds=2))
 
 
 async def test_a_release_says_how_far_its_owner_came_and_the_next_takeover_tells_it(ledger_pool: Pool) -> None:
