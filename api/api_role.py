@@ -15,6 +15,7 @@ from ledger.connection import ledger_pool
 POOL_SIZE = 12
 STOP_GRACE_S = 10
 KEEP_ALIVE_S = 75
+DATE_EVERY_S = 1.0
 BACKLOG = 2_048
 
 
@@ -66,13 +67,27 @@ class ApiRole:
         finally:
             stopping.cancel()
             api.leases.close()
-            server.should_exit = True
+            server.stop()
             await serving
 
 
 class _EmbeddedServer(uvicorn.Server):
     """uvicorn inside a loop whose signals belong to the composition root."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopping = asyncio.Event()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        """Until `stop`, which uvicorn itself would look for ten times a second; all else it does is the Date header."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), DATE_EVERY_S)
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stopping.set()

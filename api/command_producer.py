@@ -16,6 +16,8 @@ from schemas.errors import KafkaUnavailable
 
 log = logging.getLogger(__name__)
 
+ACKS_POLL_S = 0.5  # an ack wakes it; this is how long a stop may take
+
 
 class CommandProducer:
     """Writes single commands, keyed by job id, with the Java client's partitioner. Belongs to one event loop."""
@@ -86,7 +88,7 @@ class CommandProducer:
 
     def _serve_acks(self) -> None:
         while not self._stopping.is_set():
-            self._producer.poll(0.1)
+            self._producer.poll(ACKS_POLL_S)
 
 
 def _settle(acked: asyncio.Future[None], error: KafkaError | None) -> None:

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 STOP_GRACE_S = 5
+DATE_EVERY_S = 1.0
 
 
 class EmbeddedServer(uvicorn.Server):
@@ -28,14 +29,22 @@ class EmbeddedServer(uvicorn.Server):
                 app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=STOP_GRACE_S
             )
         )
+        self._stopping = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def main_loop(self) -> None:
+        """Until `stop`, which uvicorn itself would look for ten times a second; all else it does is the Date header."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), DATE_EVERY_S)
+
     def stop(self) -> None:
         """Finish what is under way, then return from serve."""
         self.should_exit = True
+        self._stopping.set()
 
 
 async def serve_health(host: str, port: int, health: Callable[[], Mapping[str, Any]], stop: asyncio.Event) -> None:
