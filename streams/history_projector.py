@@ -28,6 +28,7 @@ STREAM_EVENTS = 500  # that came within that time
 STREAM_GATHER_S = 1.0
 BATCH_EVENTS = 20_000
 READ_RECORDS = 32  # at once; each has up to a thousand events
+IDLE_S = 0.5  # waited for the first record of a batch, and at most for the end
 _RETRY_S = 1.0
 _METADATA_TIMEOUT_S = 5.0
 
@@ -93,7 +94,7 @@ class HistoryProjector:
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "earliest",
-                "fetch.wait.max.ms": 250,
+                "fetch.wait.max.ms": 500,
                 "queued.max.messages.kbytes": 32 * 1024,
                 "reconnect.backoff.ms": 500,
                 "reconnect.backoff.max.ms": 2000,
@@ -124,18 +125,21 @@ class HistoryProjector:
             self._measure(consumer, assignment)
 
     def _gather(self, consumer: Consumer) -> list[Batch]:
-        """What comes within the time to gather, or a full batch before that."""
+        """What comes within the time to gather after a first record, or a full batch before that."""
         batches: list[Batch] = []
         events = 0
+        first = consumer.poll(IDLE_S)
+        messages = [] if first is None else [first]
         began = time.monotonic()
-        gather_s = self._gather_s
-        while events < BATCH_EVENTS and (left_s := began + gather_s - time.monotonic()) > 0:
-            for message in consumer.consume(READ_RECORDS, timeout=left_s):
+        while messages:
+            for message in messages:
                 if _is_record(message):
                     batches.append(self._read(message))
                     events += len(batches[-1].rows)
-            if events >= STREAM_EVENTS:
-                gather_s = self._stream_gather_s
+            gather_s = self._stream_gather_s if events >= STREAM_EVENTS else self._gather_s
+            left_s = began + gather_s - time.monotonic()
+            is_full = events >= BATCH_EVENTS
+            messages = consumer.consume(READ_RECORDS, timeout=left_s) if left_s > 0 and not is_full else []
         return batches
 
     def _read(self, message: Message) -> Batch:

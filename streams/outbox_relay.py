@@ -31,10 +31,10 @@ BATCH_BYTES = 16 * 1024 * 1024
 BATCH_MAX_ROWS = 500
 FIRST_BATCH_ROWS = 16
 
-# A batch costs about a millisecond however small it is, so what comes next waits for company; what comes after some
-# silence is as late as the relay's look is.
+# A batch costs about a millisecond however small it is, so what comes next waits for company. A look that finds nothing
+# costs half of one: what comes after some silence is as late as the next look is.
 _COMPANY_S = 0.05
-_IDLE_MAX_S = 0.1
+_IDLE_MAX_S = 0.25
 _STANDBY_S = 0.5
 _RETRY_S = 0.5
 _ACK_LOOK_S = 0.5
