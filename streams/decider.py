@@ -37,7 +37,6 @@ BATCH = 500
 LATE_BATCH = 50  # jobs that are behind, each with up to decisions.LINKS_A_JOB occurrences, in one transaction
 LATE_DUTY = 0.3  # of a process's time for all that are behind: what is on time must stay so
 SORTED_AGAIN_S = 0.05
-RATES_PERIOD_S = 1.0  # how often it is looked whether a queue has another rate
 UNDECIDABLE_AGAIN_US = 60_000_000
 SAY_DECIDED_AFTER_US = 1_000_000  # while things are decided their transactions say how far
 ASK_AGAIN_US = 5_000_000
@@ -74,7 +73,7 @@ class Decider:
 
     def works(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """What is to be repeated, each beside the others."""
-        return (self.decide, self.sort_late, self.catch_up, self.spread, self.follow_rates)
+        return (self.decide, self.sort_late, self.catch_up, self.spread)
 
     def take(self, fired: Fired) -> None:
         """Queue the jobs whose pending occurrence has come."""
@@ -149,9 +148,12 @@ class Decider:
             self._take_in(spread.job_ids, spread.decided)
             self._unsorted.add(spread.strays)
 
+    def has_other_rates(self) -> bool:
+        """Whether a queue has a rate that was not followed yet."""
+        return bool(self._around.rates.changed(self._rates_followed))
+
     async def follow_rates(self) -> None:
         """Set made-up runs apart by their queue's new rate, and after a takeover what the last owner had left."""
-        await asyncio.sleep(RATES_PERIOD_S)
         for queue, version in self._around.rates.changed(self._rates_followed).items():
             more = True
             while more:

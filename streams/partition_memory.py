@@ -156,6 +156,11 @@ class PartitionMemory:
             self._collect(fired, run_id, now_us)
         return fired
 
+    def may_be_unleased(self, now_us: int) -> bool:
+        """Whether pop_unleased or look_round may have something to give."""
+        next_us = self._watched.next_due_us()
+        return self._any_unwatched or (next_us is not None and next_us <= now_us)
+
     def pop_unleased(self, now_us: int) -> list[bytes]:
         """Runs that were hinted a while ago and that nobody has leased since. Ask the ledger, then `hint_again`."""
         return self._watched.pop_due(now_us, REHINT_LIMIT)

@@ -49,8 +49,6 @@ log = logging.getLogger(__name__)
 COMMAND_BATCH = 500
 COMMAND_BATCH_BYTES = 512 << 10  # some 3,000 commands in batch records: well within a transaction's time
 EXPIRY_BATCH = 500
-EXPIRY_PERIOD_S = 0.5
-SWEEP_PERIOD_S = 1.0
 RECONCILE_PERIOD_S = 300.0
 RECONCILE_DUTY = 0.02  # of a process's time, for comparing its partitions with the ledger
 APPLY_AGAIN_S = 0.5
@@ -78,6 +76,7 @@ class PartitionOwner:
         )  # fmt: skip
         self._unstamped: list[UUID] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way: set[str] = set()  # what a round has begun
         self._lost = False
 
     async def open(self) -> int:
@@ -98,10 +97,7 @@ class PartitionOwner:
 
     def start(self) -> None:
         """Begin to work. The memory is open."""
-        works = (
-            self._apply, *self.decider.works(), self._admit, self._expire, self._sweep, self._reconcile,
-        )  # fmt: skip
-        for work in works:
+        for work in (self._apply, *self.decider.works(), self._admit, self._reconcile):
             self._begin(self._guard(work), work.__name__)
         self._begin(self._guard_once(self._stamp), "_stamp")
 
@@ -141,6 +137,19 @@ class PartitionOwner:
         self.decider.looked(now_us, is_popped=next_us is None or next_us > now_us)
         return next_us
 
+    def go_round(self, now_us: int, *, is_sweep: bool) -> None:
+        """Begin what is to be done now and then, where there is something to do. The timekeeper calls this."""
+        if self._memory.state.expiring(now_us, 1):
+            self._begin_unless_under_way(self._expire)
+        if not is_sweep:
+            return
+        self.decider.tell_lag()
+        RUNS_BLOCKED.labels(self.fence.partition).set(self._admissions.blocked())
+        if self._admissions.blocked() or self._memory.may_be_unleased(now_us):
+            self._begin_unless_under_way(self._sweep)
+        if self.decider.has_other_rates():
+            self._begin_unless_under_way(self.decider.follow_rates)
+
     def timers(self) -> int:
         """How many timers are in memory."""
         return self._memory.timers()
@@ -149,10 +158,17 @@ class PartitionOwner:
         """Find out soon whether the epoch still stands."""
         self._begin(self._guard_once(self._prove), "check")
 
-    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"p{self.fence.partition} {name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _begin_unless_under_way(self, work: Callable[[], Awaitable[Any]]) -> None:
+        name = work.__name__
+        if name not in self._under_way:
+            self._under_way.add(name)
+            self._begin(self._guard_once(work), name).add_done_callback(lambda _: self._under_way.discard(name))
 
     def _transaction(self) -> AbstractAsyncContextManager[OwnerTransaction]:
         return owner_transaction(self._around.pool, self.fence)
@@ -245,7 +261,6 @@ class PartitionOwner:
         self._announce(self._memory.admitted(ready, self._around.clock.now_us()))
 
     async def _expire(self) -> None:
-        await asyncio.sleep(EXPIRY_PERIOD_S)
         now_us = self._around.clock.now_us()
         while ids := [run_id for _, run_id in self._memory.state.expiring(now_us, EXPIRY_BATCH)]:
             run_ids = [UUID(bytes=run_id) for run_id in ids]
@@ -264,10 +279,7 @@ class PartitionOwner:
 
     async def _sweep(self) -> None:
         """Ask the ledger about runs that nobody has leased since they were hinted, and hint them again."""
-        await asyncio.sleep(SWEEP_PERIOD_S)
         self._admissions.look_again()
-        self.decider.tell_lag()
-        RUNS_BLOCKED.labels(self.fence.partition).set(self._admissions.blocked())
         if unwatched := self._memory.look_round(self._around.clock.now_us()):
             await self._skip_late(unwatched)
         while unleased := self._memory.pop_unleased(self._around.clock.now_us()):

@@ -12,7 +12,7 @@ from schemas.errors import LedgerUnavailable
 
 log = logging.getLogger(__name__)
 
-PERIOD_S = 2.0
+PERIOD_S = 5.0
 
 
 class QueueRates:

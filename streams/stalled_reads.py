@@ -17,13 +17,13 @@ from streams.ownership import Ownership
 
 log = logging.getLogger(__name__)
 
-PERIOD_S = 1.0
+PERIOD_S = 2.0
 PATIENCE_S = 4.0  # a fetch waits for half a second, so this is a standstill
 LONGEST_PATIENCE_S = 60.0
 
 
 async def read_what_stalls(ownership: Ownership, end_of: Callable[[int], int | None]) -> None:
-    """Look every second, for ever. end_of: the topic's end in a partition as the consumer knows it, None if not yet."""
+    """Look now and then, for ever. end_of: the topic's end in a partition as the consumer knows it, None if not yet."""
     watch = StallWatch()
     while True:
         await asyncio.sleep(PERIOD_S)

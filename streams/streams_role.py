@@ -72,7 +72,7 @@ class StreamsRole:
                 feed.end_offset, crash, rates=rates,
             )  # fmt: skip
             for task in (
-                timekeeper.run(), keep_clock(clock, pool), keep_rates(rates, pool),
+                timekeeper.run(), timekeeper.go_rounds(), keep_clock(clock, pool), keep_rates(rates, pool),
                 keep_decided_through(pool, ownership.owners),
             ):  # fmt: skip
                 stack.push_async_callback(_cancel, asyncio.create_task(_or_crash(task, crash)))

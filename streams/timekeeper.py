@@ -1,11 +1,12 @@
-"""Keeping time: wakes every owner at its next instant, by the ledger's clock."""
+"""Keeping time: wakes every owner at its next instant, by the ledger's clock, and now and then besides."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
+from itertools import count
 
 from ledger.connection import Pool
 from schemas.errors import LedgerUnavailable
@@ -18,10 +19,12 @@ log = logging.getLogger(__name__)
 
 LONGEST_SLEEP_US = 1_000_000
 CLOCK_PERIOD_S = 5.0
+ROUND_S = 0.5
+ROUNDS_A_SWEEP = 2
 
 
 class Timekeeper:
-    """One loop for all owners of the process."""
+    """One loop for all owners of the process: a timer for each would wake an idle process many times a second."""
 
     def __init__(self, clock: LedgerClock, owners: Callable[[], Iterable[PartitionOwner]]) -> None:
         self._clock, self._owners = clock, owners
@@ -43,18 +46,30 @@ class Timekeeper:
             else:
                 await asyncio.sleep(0)
 
+    async def go_rounds(self) -> None:
+        """Let owners begin what is no timer's: leases that are over, hints that were lost. Until cancelled."""
+        for number in count():
+            await asyncio.sleep(ROUND_S)
+            async for owner in self._each():
+                owner.go_round(self._clock.now_us(), is_sweep=number % ROUNDS_A_SWEEP == 0)
+
     async def _tick(self) -> int:
-        """One round of all owners. After an outage each has much to do, so the loop may go on between them."""
-        next_us, timers, breath = self._clock.now_us() + LONGEST_SLEEP_US, 0, Breath()
-        for owner in list(self._owners()):
-            if await breath.take() and owner not in self._owners():
-                continue  # it was let go meanwhile
+        next_us, timers = self._clock.now_us() + LONGEST_SLEEP_US, 0
+        async for owner in self._each():
             due_us = owner.tick(self._clock.now_us())
             timers += owner.timers()
             if due_us is not None and due_us < next_us:
                 next_us = due_us
         TIMERS_LOADED.set(timers)
         return next_us
+
+    async def _each(self) -> AsyncIterator[PartitionOwner]:
+        """All owners. After an outage each has much to do, so the loop may go on between them."""
+        breath = Breath()
+        for owner in list(self._owners()):
+            if await breath.take() and owner not in self._owners():
+                continue  # it was let go meanwhile
+            yield owner
 
 
 async def keep_clock(clock: LedgerClock, pool: Pool) -> None:

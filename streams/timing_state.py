@@ -34,6 +34,7 @@ from schemas.ids import partition_of_run, run_id_for
 from streams.timing_store import hold_compaction, iterate, open_store, unlogged
 
 _TIME = struct.Struct(">Q")
+_NEVER_US = (1 << 63) - 1
 _WHERE = struct.Struct(">cQI")  # kind, instant, version
 _POSITION = struct.Struct(">QQ")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -170,8 +171,11 @@ class TimingState:
 
     def expiring(self, until_us: int, limit: int) -> list[tuple[int, bytes]]:
         """(expiry, run id) of leases that end before until_us as far as is known here, in order."""
+        if until_us <= self._leases_from_us:
+            return []
         found = self._scan(b"l", scan_key(self._leases_from_us), until_us, limit)
-        self._leases_from_us = found[0][0] if found else max(self._leases_from_us, until_us)
+        first = found or self._scan(b"l", scan_key(until_us), _NEVER_US, 1)
+        self._leases_from_us = first[0][0] if first else _NEVER_US
         return found
 
     def rearm_lease(self, run_id: bytes, expires_us: int) -> None:

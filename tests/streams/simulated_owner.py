@@ -252,9 +252,6 @@ async def simulating(
     simulation = Simulation(pool, folder, SimulatedClock(now))
     monkeypatch.setattr(partition_owner, "owner_transaction", lambda *_: simulation.transaction())
     monkeypatch.setattr(decider, "LATE_DUTY", 1.0)
-    monkeypatch.setattr(partition_owner, "SWEEP_PERIOD_S", 0.0)
-    monkeypatch.setattr(decider, "RATES_PERIOD_S", 0.0)
-    monkeypatch.setattr(partition_owner, "EXPIRY_PERIOD_S", 0.0)
     async with session(pool) as conn:
         await conn.execute("UPDATE partitions SET decided_through = %s", (now,))
     await simulation.start()

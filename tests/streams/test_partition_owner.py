@@ -67,6 +67,13 @@ class Owned:
             self.owner.fold([leased(run_id, 2, to_us(lease.lease_expires_at))], 1)
         return lease.lease_token
 
+    async def go_rounds(self) -> None:
+        """As the timekeeper has the owner do, and hurried; not by an owner that does not work."""
+        while True:
+            await asyncio.sleep(0.05)
+            if self.owner._tasks:
+                self.owner.go_round(self.setting.around.clock.now_us(), is_sweep=True)
+
     def tick(self) -> int | None:
         return self.owner.tick(self.setting.around.clock.now_us())
 
@@ -79,19 +86,15 @@ async def _has_run(setting: OwnerSetting, job_id: UUID) -> bool:
 async def owning(setting: OwnerSetting, *, work: bool = True, release: bool = True) -> AsyncIterator[Owned]:
     owned = Owned(setting, await take_over(setting.pool, PARTITION, "me"))
     await owned.owner.open()
+    rounds = asyncio.create_task(owned.go_rounds())
     if work:
         owned.owner.start()
     try:
         yield owned
     finally:
+        rounds.cancel()
         await owned.owner.close(release=release)
     assert setting.crashes == []
-
-
-@pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_owner, "EXPIRY_PERIOD_S", 0.05)
-    monkeypatch.setattr(partition_owner, "SWEEP_PERIOD_S", 0.05)
 
 
 async def _state(setting: OwnerSetting, run_id: UUID) -> str | None:
@@ -357,3 +360,9 @@ async def test_events_that_come_after_all_change_nothing(setting: OwnerSetting) 
         owned.owner.fold([scheduled(run_id, 1, 5)], 9)
         assert owned.memory.state.due(b"\x00" * 8, 1 << 62, 10) == before
         assert owned.memory.state.position() == Position(owned.fence.epoch, 9)
+
+
+async def test_a_round_in_which_nothing_has_come_begins_nothing(setting: OwnerSetting) -> None:
+    async with owning(setting, work=False) as owned:
+        owned.owner.go_round(setting.around.clock.now_us(), is_sweep=True)
+        assert owned.owner._tasks == set()

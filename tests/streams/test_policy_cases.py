@@ -27,8 +27,8 @@ from schemas.ids import run_id_for
 from schemas.zones import TZDATA_VERSION
 from streams import partition_owner
 from streams.faust_app import SESSION_TIMEOUT_S
-from streams.partition_owner import EXPIRY_BATCH, EXPIRY_PERIOD_S
-from streams.timekeeper import LONGEST_SLEEP_US
+from streams.partition_owner import EXPIRY_BATCH
+from streams.timekeeper import LONGEST_SLEEP_US, ROUND_S
 from tests.streams.commands import create, delete, job_on, pause, resume, update
 from tests.streams.ledger_dump import fetch
 from tests.streams.simulated_owner import PARTITION, Simulation, simulating
@@ -485,7 +485,7 @@ async def lse_003(scene: Scene) -> None:
         if reclaimed is None and await scene.simulation.run_ids(UUID(str(lost.job_id))):
             reclaimed = scene.simulation.now
     assert reclaimed is not None
-    reaper_s = EXPIRY_PERIOD_S + 1  # how often it looks, and how often this test does
+    reaper_s = ROUND_S + 1  # how often it looks, and how often this test does
     assert (reclaimed - died).total_seconds() <= case["lease_s"] + reaper_s
     assert case["lease_s"] + reaper_s <= 45
     assert "<= 45" in expected["reclaimed_within_s"]
@@ -555,7 +555,7 @@ async def test_reaping_goes_on_after_the_owner_that_reaped_has_died_in_the_middl
     scene.simulation.clock.now = died + 15 * SECOND
     await scene.simulation.start()
     await scene.simulation.owner._expire()
-    resumed_s = (scene.simulation.now - died).total_seconds() + EXPIRY_PERIOD_S
+    resumed_s = (scene.simulation.now - died).total_seconds() + ROUND_S
     assert SESSION_TIMEOUT_S < resumed_s <= expected["reaping_resumes_within_s"]
     assert Counter(await fetch(scene.simulation.pool, "SELECT state FROM runs")) == {"pending": len(jobs)}
 
