@@ -77,9 +77,13 @@ async def api_transaction(pool: Pool, run_ids: Iterable[UUID]) -> AsyncIterator[
     """
     partitions = sorted({partition_of_run(run_id) for run_id in run_ids})
     with ledger_errors():
-        async with pool.connection() as conn, conn.pipeline(), conn.transaction():
+        # conn.transaction() would take a fifth of the client's time. What fails is rolled back as it leaves the pool's
+        # block; a COMMIT behind a failed statement is not executed.
+        async with pool.connection() as conn, conn.pipeline():
+            await conn.execute("BEGIN", prepare=False)
             await conn.execute(FENCE_PARTITIONS, (partitions,))
             yield conn
+            await conn.execute("COMMIT", prepare=False)
 
 
 # A run that comes back to its job (a retry, a release, the next occurrence) goes where the job's state says, and a job

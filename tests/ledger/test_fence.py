@@ -151,6 +151,20 @@ async def test_a_partition_that_is_not_on_this_shard_stops_a_pipelined_api_trans
     assert await owned.told() == told
 
 
+async def test_an_api_transaction_whose_caller_fails_or_is_cancelled_writes_nothing(owned: OwnedPartition) -> None:
+    [run_id] = await owned.runs(1)
+    for failure in (KeyError, asyncio.CancelledError):
+        with pytest.raises(failure):
+            async with api_transaction(owned.pool, [run_id]) as conn:
+                assert await lease_runs(conn, [owned.ask(run_id)], now=NOW)
+                await conn.execute("UPDATE runs SET due_at = due_at + interval '1 day'")
+                raise failure
+        run = await owned.run(run_id)
+        assert run is not None
+        assert (run.state, run.due_at) == ("pending", NOW)
+    assert len(await owned.lease(run_id)) == 1
+
+
 async def test_the_pool_goes_on_after_a_pipelined_transaction_failed(owned: OwnedPartition) -> None:
     for _ in range(20):
         with pytest.raises(EpochLost):
