@@ -153,12 +153,16 @@ async def test_a_partition_that_is_not_on_this_shard_stops_a_pipelined_api_trans
 
 async def test_an_api_transaction_whose_caller_fails_or_is_cancelled_writes_nothing(owned: OwnedPartition) -> None:
     [run_id] = await owned.runs(1)
+
+    async def fail(failure: type[BaseException]) -> None:
+        async with api_transaction(owned.pool, [run_id]) as conn:
+            assert await lease_runs(conn, [owned.ask(run_id)], now=NOW)
+            await conn.execute("UPDATE runs SET due_at = due_at + interval '1 day'")
+            raise failure
+
     for failure in (KeyError, asyncio.CancelledError):
         with pytest.raises(failure):
-            async with api_transaction(owned.pool, [run_id]) as conn:
-                assert await lease_runs(conn, [owned.ask(run_id)], now=NOW)
-                await conn.execute("UPDATE runs SET due_at = due_at + interval '1 day'")
-                raise failure
+            await fail(failure)
         run = await owned.run(run_id)
         assert run is not None
         assert (run.state, run.due_at) == ("pending", NOW)
