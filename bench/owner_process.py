@@ -33,7 +33,8 @@ from streams.command_inbox import CommandInbox
 from streams.ledger_clock import LedgerClock
 from streams.partition_owner import PartitionOwner
 from streams.surroundings import Surroundings
-from streams.timing_state import scan_key, to_us
+from streams.timers import to_us
+from streams.timing_state import scan_key
 
 DUE_US = to_us(datetime(2100, 1, 1, tzinfo=UTC))  # of bench.commands.SPEC, without importing what that needs
 SHORTLY_BEFORE_US = 10_000_000

@@ -34,10 +34,12 @@ else:
     place += 8
 """
 # A slice beyond the end is short without an error, which the next byte raises, at the latest that of the array's end.
-_TEXT = f"""{_LONG}
+_PASSED_TEXT = f"""{_LONG}
 start, place = place, place + value
 if value < 0:
     raise IndexError
+"""
+_TEXT = f"""{_PASSED_TEXT}
 value = str(wire[start:place], "utf-8")
 """
 _BOOLEAN = """
@@ -118,22 +120,25 @@ def _compiled(schema: ParsedSchema, fields: Sequence[str]) -> _Loop:
     lines, names = [], {}
     for number, field in enumerate(schema["fields"]):
         names[field["name"]] = name = f"field_{number}"
-        lines.append(f"{_code(field['type'], name, known)}\n{name} = value")
+        lines.append(f"{_code(field['type'], name, known, field['name'] in fields)}\n{name} = value")
     row = "".join(f"{names[field]}, " for field in fields)
     exec(_LOOP.format(fields=indent("\n".join(lines), " " * 8), names=row), known)
     loop: _Loop = known["loop"]
     return loop
 
 
-def _code(schema: ParsedSchema, name: str, known: dict[str, Any]) -> str:
-    """The lines that read `value`. known: what they may use by name; an enum adds its symbols."""
+def _code(schema: ParsedSchema, name: str, known: dict[str, Any], is_asked: bool) -> str:
+    """The lines that read `value`. known: what they may use by name; an enum adds its symbols.
+
+    is_asked: whether anybody wants it; else texts are only passed over.
+    """
     if isinstance(schema, list):
         if len(schema) != 2 or schema[0] != "null":
             raise NotImplementedError(f"no rows of {schema}")
-        return _OR_NULL.format(inner=indent(_code(schema[1], name, known), " " * 4))
+        return _OR_NULL.format(inner=indent(_code(schema[1], name, known, is_asked), " " * 4))
     match schema["type"] if isinstance(schema, dict) else schema:
         case "string":
-            return _TEXT
+            return _TEXT if is_asked else _PASSED_TEXT
         case "long" if isinstance(schema, dict) and schema.get("logicalType") == "timestamp-micros":
             return _TIME
         case "int" | "long":

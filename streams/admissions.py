@@ -71,9 +71,9 @@ class AdmissionQueue:
         if not self._blocked:
             return
         for event in events:
-            if event["type"] in _FREES and event["jobId"]:
-                self.unblock([UUID(event["runId"]).bytes])
-                self.look_at([UUID(event["jobId"]).bytes])
+            if event.type in _FREES and event.run_id is not None:
+                self.unblock([event.run_id])
+                self.look_at([event.job_id])
 
     def look_at(self, job_ids: Iterable[bytes]) -> None:
         """Ask for a blocked run of each of these jobs that has one."""

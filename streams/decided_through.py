@@ -14,7 +14,7 @@ from ledger.connection import Pool
 from ledger.fence import say_decided
 from schemas.errors import LedgerUnavailable
 from streams.partition_owner import PartitionOwner
-from streams.timing_state import from_us
+from streams.timers import from_us
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from streams.metrics import (
 from streams.partition_memory import Fired, PartitionMemory
 from streams.spreading import find_missed, is_missed, spread_missed
 from streams.surroundings import Surroundings
-from streams.timing_state import from_us, to_us
+from streams.timers import from_us, to_us
 
 BATCH = 500
 LATE_BATCH = 50  # jobs that are behind, each with up to decisions.LINKS_A_JOB occurrences, in one transaction
@@ -209,7 +209,7 @@ class Decider:
             self._memory.retry_job(job_id, at_us)
         self._fold_own([*decided.events, *decided.stale.values()])
         self._let_go(job_ids, decided)
-        OCCURRENCES_DECIDED.inc(sum(event["type"] == "run_scheduled" for event in decided.events))
+        OCCURRENCES_DECIDED.inc(sum(event.type == "run_scheduled" for event in decided.events))
         for reason, count in decided.skipped.items():
             OCCURRENCES_SKIPPED.labels(reason).inc(count)
 

@@ -27,7 +27,8 @@ from streams.breath import Breath
 from streams.catch_up import CatchUp, SkippedRange, catch_up
 from streams.effects import range_skipped, run_scheduled
 from streams.rebuild import job_event_of
-from streams.timing_state import JobTimer, TimingState, from_us, to_us
+from streams.timers import JobTimer, from_us, to_us
+from streams.timing_state import TimingState
 
 log = logging.getLogger(__name__)
 

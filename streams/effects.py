@@ -16,6 +16,7 @@ from ledger.runs import PendingRun
 from schemas.commands import LANES, Command, DeleteJob
 from schemas.errors import CommandRejected, JobConflict, JobUnknown
 from schemas.events import Event
+from streams.timers import to_us
 
 Jobs = dict[UUID, Job]
 
@@ -60,36 +61,28 @@ def _made_for_another(command: Command, job: Job) -> bool:
     return getattr(command, "if_version", None) not in (None, job.version)
 
 
-def run_scheduled(run: PendingRun, reason: str | None = None) -> Event:
-    """The part of a run_scheduled event that timing state reads."""
-    return {
-        "type": "run_scheduled",
-        "tenant": run.tenant,
-        "jobId": str(run.job_id),
-        "runId": str(run.run_id),
-        "version": run.version,
-        "queue": run.queue,
-        "lane": LANES[run.lane],
-        "scheduledFor": run.scheduled_for,
-        "dueAt": run.due_at,
-        "reason": reason,
-        "gated": run.overlap != 0,
-    }
+def run_scheduled(run: PendingRun) -> Event:
+    return Event(
+        "run_scheduled",
+        run.job_id.bytes,
+        run.run_id.bytes,
+        run.version,
+        run.tenant,
+        run.queue,
+        LANES[run.lane],
+        to_us(run.scheduled_for),
+        to_us(run.due_at),
+        gated=run.overlap != 0,
+    )
 
 
 def job_event(
     kind: str, job_id: UUID, version: int, created_at: datetime, cursor: datetime | None, definition: str
 ) -> Event:
-    """The part of a job event that timing state reads."""
-    return {
-        "type": kind,
-        "jobId": str(job_id),
-        "runId": None,
-        "version": version,
-        "scheduledFor": created_at,
-        "dueAt": cursor,
-        "definition": definition,
-    }
+    cursor_us = None if cursor is None else to_us(cursor)
+    return Event(
+        kind, job_id.bytes, None, version, scheduled_us=to_us(created_at), due_us=cursor_us, definition=definition
+    )
 
 
 def schedule_json(job: Job) -> dict[str, Any]:
@@ -100,5 +93,4 @@ def schedule_json(job: Job) -> dict[str, Any]:
 
 
 def range_skipped(job_id: UUID, version: int) -> Event:
-    """The part of an occurrences_skipped event that timing state reads."""
-    return {"type": "occurrences_skipped", "jobId": str(job_id), "runId": None, "version": version}
+    return Event("occurrences_skipped", job_id.bytes, None, version)

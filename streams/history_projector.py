@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import duckdb
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from schemas.codec import Codec, Record, reader_schema
+from schemas.codec import Codec, Record
 from schemas.errors import KafkaUnavailable, TryAgain, Undecodable
-from schemas.row_decoder import RowDecoder, long_at
+from schemas.event_rows import EventRows
 from streams.history_store import EventRow, HistoryStore
 from streams.metrics import HISTORY_EVENTS, HISTORY_LAG_RECORDS, HISTORY_RECORDS_SKIPPED, HISTORY_REPEATED_EVENTS
 
@@ -38,7 +38,6 @@ _FIELDS = (
     "count",
 )  # fmt: skip
 _fields_of = itemgetter(*_FIELDS)
-_ROWS = RowDecoder(reader_schema("RunEvent"), _FIELDS)
 
 
 class Batch(NamedTuple):
@@ -65,7 +64,7 @@ class HistoryProjector:
         self._store = store
         self._bootstrap = bootstrap
         self._topic = topic
-        self._codec = codec
+        self._rows = EventRows(codec, _FIELDS)
         self._gather_s = gather_s
         self._stream_gather_s = stream_gather_s
         self._lag: Mapping[int, int] = {}
@@ -146,21 +145,11 @@ class HistoryProjector:
         partition, offset = message.partition(), message.offset()
         place = (partition, offset)
         try:
-            rows = self._rows(message.value() or b"")
+            rows = self._rows.of(message.value() or b"")
         except Undecodable as error:
             _skip(partition, offset, error)
             return Batch(partition, offset, [])
         return Batch(partition, offset, [row + place for row in rows])
-
-    def _rows(self, wire: bytes) -> Iterable[tuple[Any, ...]]:
-        """The fields of a record's events: the short way, or by resolving the schema that another build wrote with."""
-        body = self._codec.body_of("RunEvents", wire)
-        if body is not None:
-            return _rows_of(wire, body)
-        name, record = self._codec.decode(wire, micros=True)
-        if name != "RunEvents":
-            raise Undecodable(f"a {name} is no RunEvents")
-        return map(_fields_of, record["events"])
 
     def _append(self, batches: Sequence[Batch]) -> None:
         """Store all of them, or all but those with values that no column can hold."""
@@ -192,18 +181,6 @@ class HistoryProjector:
             lag[position.partition] = max(end - max(position.offset, 0), 0) if end >= 0 else 0
             HISTORY_LAG_RECORDS.labels(position.partition).set(lag[position.partition])
         self._lag = lag
-
-
-def _rows_of(wire: bytes, body: int) -> Sequence[tuple[Any, ...]]:
-    """The events of a RunEvents that begins at that byte: after its partition, they are all there is."""
-    try:
-        _, events = long_at(wire, body)
-    except IndexError as error:
-        raise Undecodable("the body is no RunEvents: it has no partition") from error
-    rows, end = _ROWS.array(wire, events)
-    if end != len(wire):
-        raise Undecodable(f"{len(wire) - end} bytes are left over after the RunEvents")
-    return rows
 
 
 def event_row(event: Record, partition: int, offset: int) -> EventRow:

@@ -22,6 +22,7 @@ from ledger.jobs import (
 from ledger.unstarted_runs import drop_unstarted, read_unstarted
 from schemas.commands import LANES, CreateJob, DeleteJob, JobSpec, PauseJob, ResumeJob, UpdateJob, definition_json
 from schemas.errors import CommandRejected, InvalidSchedule, JobConflict
+from schemas.events import Event
 from schemas.fire_counts import count_fires
 from schemas.ids import run_id_for
 from schemas.schedule import Recurring, Schedule, due_at, first_fire, next_fire, parse_schedule, previous_fire
@@ -44,7 +45,7 @@ async def create(tx: OwnerTransaction, commands: Sequence[CreateJob], jobs: Jobs
         except CommandRejected as error:
             effects.reject(command, error)
     runs = await create_jobs(tx, new, now=tx.now) if new else []
-    effects.events += [_job_created(job) for job in new] + [run_scheduled(run) for run in runs]
+    effects.events += [*map(_job_created, new), *map(run_scheduled, runs)]
 
 
 def new_job(command: CreateJob, partition: int, now: datetime) -> NewJob:
@@ -108,7 +109,7 @@ async def update(tx: OwnerTransaction, commands: Sequence[UpdateJob], jobs: Jobs
     runs = await update_jobs(tx, edits, now=tx.now) if edits else []
     await _drop_of_old_schedules(tx, edits, jobs)
     effects.events += [_job_updated(jobs[edit.job_id], edit) for edit in edits]
-    effects.events += [run_scheduled(run, "edited") for run in runs]
+    effects.events += map(run_scheduled, runs)
 
 
 async def _drop_of_old_schedules(tx: OwnerTransaction, edits: Sequence[Edit], jobs: Jobs) -> None:
@@ -179,7 +180,7 @@ async def resume(tx: OwnerTransaction, commands: Sequence[ResumeJob], jobs: Jobs
     }
     effects.events += [_job_resumed(jobs[job_id], cursor) for job_id, cursor in cursors.items()]
     effects.events += [range_skipped(move.job_id, move.version + 1) for move in moves]
-    effects.events += [run_scheduled(run) for run in runs]
+    effects.events += map(run_scheduled, runs)
 
 
 def _return(tx: OwnerTransaction, job: Job) -> tuple[Resumption, Advance | None]:
@@ -216,14 +217,14 @@ async def delete(tx: OwnerTransaction, commands: Sequence[DeleteJob], jobs: Jobs
         await delete_jobs(tx, [command.job_id for command in live], now=tx.now)
 
 
-def _job_created(job: NewJob) -> dict[str, object]:
+def _job_created(job: NewJob) -> Event:
     return job_event("job_created", job.job_id, 1, job.created_at, job.next_fire_at, job.definition)
 
 
-def _job_updated(job: Job, edit: Edit) -> dict[str, object]:
+def _job_updated(job: Job, edit: Edit) -> Event:
     kind = "job_paused" if job.state == "paused" else "job_updated"
     return job_event(kind, job.job_id, job.version + 1, job.created_at, edit.next_fire_at, edit.definition)
 
 
-def _job_resumed(job: Job, cursor: datetime | None) -> dict[str, object]:
+def _job_resumed(job: Job, cursor: datetime | None) -> Event:
     return job_event("job_resumed", job.job_id, job.version + 1, job.created_at, cursor, job.definition)

@@ -6,7 +6,7 @@ import time
 from collections import deque
 
 from ledger.connection import Pool, ledger_now, session
-from streams.timing_state import to_us
+from streams.timers import to_us
 
 _SAMPLES = 8
 

@@ -17,7 +17,8 @@ from uuid import UUID
 from schemas.events import Event
 from schemas.ids import partition_of_run, run_id_for
 from streams.catch_up import GRACE_S
-from streams.timing_state import Position, TimingState, Waiting, WaitingRun, from_us, scan_key
+from streams.timers import Position, Waiting, WaitingRun, from_us
+from streams.timing_state import TimingState, scan_key
 from streams.timing_wheel import TimingWheel
 
 LOOKAHEAD_US = 30_000_000

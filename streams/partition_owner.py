@@ -41,7 +41,7 @@ from streams.partition_memory import Fired, PartitionMemory
 from streams.rebuild import rebuild, reconcile, take_in
 from streams.rejections import RawCommand
 from streams.surroundings import Surroundings
-from streams.timing_state import Position, from_us, to_us
+from streams.timers import Position, from_us, to_us
 from streams.zone_moves import follow_zone_rules, stamp
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException, Producer
 from ledger.fence import Fence
 from schemas.codec import Codec
 from streams.metrics import HINTS_DROPPED, HINTS_SENT
-from streams.timing_state import Waiting
+from streams.timers import Waiting
 
 # At most this many run ids a record: 16 kB, far below any broker's limit.
 _RUNS_A_RECORD = 1_000

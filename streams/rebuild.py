@@ -10,7 +10,8 @@ from schemas.events import Event
 from streams.breath import Breath
 from streams.effects import job_event
 from streams.partition_memory import PartitionMemory
-from streams.timing_state import Filling, WaitingRun, to_us
+from streams.timers import WaitingRun, to_us
+from streams.timing_state import Filling
 
 OVERDUE_S = 10.0  # by then an owner that knows of it has seen to it, or is about to
 
@@ -81,17 +82,16 @@ def _job_event(kind: str, job: Job | TimedJob) -> Event:
 
 def run_event_of(run: LiveRun) -> Event:
     """A run's row as the event that would have led to it."""
-    return {
-        "type": "run_leased" if run.state == "leased" else "run_scheduled",
-        "tenant": run.tenant,
-        "jobId": str(run.job_id),
-        "runId": str(run.run_id),
-        "version": run.version,
-        "queue": run.queue,
-        "lane": LANES[run.lane],
-        "scheduledFor": run.scheduled_for,
-        "dueAt": run.due_at,
-        "leaseExpiresAt": run.lease_expires_at,
-        "reason": "read from the ledger",
-        "gated": run.overlap != 0,
-    }
+    return Event(
+        "run_leased" if run.state == "leased" else "run_scheduled",
+        run.job_id.bytes,
+        run.run_id.bytes,
+        run.version,
+        run.tenant,
+        run.queue,
+        LANES[run.lane],
+        to_us(run.scheduled_for),
+        to_us(run.due_at),
+        None if run.lease_expires_at is None else to_us(run.lease_expires_at),
+        gated=run.overlap != 0,
+    )

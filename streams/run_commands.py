@@ -31,7 +31,7 @@ async def trigger(tx: OwnerTransaction, commands: Sequence[TriggerJob], jobs: Jo
         # The outcome names the run, so that a repetition of the call can name it too.
         effects.done([command], detail=str(triggered_run_id(command, tx.fence.partition)))
     runs = await trigger_jobs(tx, [_triggered_run(tx, command) for command in triggered], now=tx.now)
-    effects.events += [run_scheduled(run, "triggered") for run in runs]
+    effects.events += map(run_scheduled, runs)
 
 
 def _triggered_run(tx: OwnerTransaction, command: TriggerJob) -> ManualRun:
@@ -55,7 +55,7 @@ async def backfill(tx: OwnerTransaction, commands: Sequence[BackfillJob], jobs: 
         effects.done([command], detail=str(len(runs)))
     if made:
         scheduled = await trigger_jobs(tx, made, reason="backfill", now=tx.now)
-        effects.events += [run_scheduled(run, "backfill") for run in scheduled]
+        effects.events += map(run_scheduled, scheduled)
 
 
 def _backfilled_runs(tx: OwnerTransaction, command: BackfillJob, job: Job) -> list[ManualRun]:
@@ -104,7 +104,7 @@ async def replay(tx: OwnerTransaction, commands: Sequence[ReplayRun], _: Jobs, e
             effects.done([command])
         else:
             effects.reject(command, RunUnknown(f"the job of run {command.run_id} was deleted", field="runId"))
-    effects.events += [run_scheduled(run, "replayed") for run in replayed.waiting]
+    effects.events += map(run_scheduled, replayed.waiting)
 
 
 def _is_of_job(command: CancelRun | ReplayRun, owners: dict[UUID, RunOwner], effects: Effects) -> bool:

@@ -27,7 +27,8 @@ from streams.catch_up import DEADLINE, GRACE_S, CatchUp, catch_up
 from streams.decisions import LINKS_A_JOB, Decided, move_cursors, moves_of, schedule_of
 from streams.effects import run_scheduled
 from streams.pace import Pace
-from streams.timing_state import JobTimer, TimingState, from_us, to_us
+from streams.timers import JobTimer, from_us, to_us
+from streams.timing_state import TimingState
 
 SPREAD_BATCH = 500  # runs that get their instants in one transaction
 _GRACE = timedelta(seconds=GRACE_S)

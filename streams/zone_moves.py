@@ -115,11 +115,11 @@ async def _move(tx: OwnerTransaction, former: Mapping[UUID, KeptZone | None]) ->
             edits.append(edit)
     await stamp_jobs(tx, unmoved)
     runs = await update_jobs(tx, edits, reason=ZONE_RULES, now=tx.now) if edits else []
-    gone = [(run_id, unstarted[run_id]) for run_id in (pending[edit.job_id] for edit in edits) if run_id in unstarted]
+    gone = [edit.job_id for edit in edits if pending[edit.job_id] in unstarted]
     return [
         *(_job_moved(jobs[edit.job_id], edit) for edit in edits),
-        *(_run_cancelled(run_id, version + 1) for run_id, version in gone),
-        *(run_scheduled(run, ZONE_RULES) for run in runs),
+        *(_run_cancelled(job_id, pending[job_id], unstarted[pending[job_id]] + 1) for job_id in gone),
+        *map(run_scheduled, runs),
     ]
 
 
@@ -160,8 +160,8 @@ def _job_moved(job: Job, edit: Edit) -> Event:
     return job_event(kind, job.job_id, job.version + 1, job.created_at, edit.next_fire_at, job.definition)
 
 
-def _run_cancelled(run_id: UUID, version: int) -> Event:
-    return {"type": "run_cancelled", "runId": str(run_id), "version": version}
+def _run_cancelled(job_id: UUID, run_id: UUID, version: int) -> Event:
+    return Event("run_cancelled", job_id.bytes, run_id.bytes, version)
 
 
 def _batches(job_ids: Sequence[UUID], size: int) -> Iterator[Sequence[UUID]]:

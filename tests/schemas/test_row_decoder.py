@@ -16,6 +16,7 @@ from tests.schemas.avro_records import records
 from tests.schemas.test_row_encoder import EVENT, FIELDS, by_fastavro, schema_of
 
 DECODER = RowDecoder(EVENT, FIELDS)
+SPARSE = RowDecoder(EVENT, ["version"])
 
 
 def rows_of(events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
@@ -44,6 +45,13 @@ def test_a_row_has_the_fields_that_were_asked_for_in_their_order() -> None:
     assert decoder.array(array([b"\x02a\x01\x00", b"\x02b\x00\x02\x09"]), 0)[0] == [(None, "a"), (-5, "b")]
 
 
+@given(st.lists(records(EVENT), max_size=4), st.lists(st.sampled_from(FIELDS), min_size=1, unique=True))
+def test_fields_that_nobody_asks_for_are_passed_over(events: list[dict[str, Any]], fields: list[str]) -> None:
+    wire = array([by_fastavro(EVENT, event) for event in events])
+    rows = [tuple(row[FIELDS.index(field)] for field in fields) for row in rows_of(events)]
+    assert RowDecoder(EVENT, fields).array(wire, 0) == (rows, len(wire))
+
+
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_a_long_is_read_as_it_was_written(number: int) -> None:
     assert long_at(b"x" + long(number) + b"\x80", 1) == (number, 1 + len(long(number)))
@@ -59,8 +67,10 @@ def test_a_number_of_more_than_64_bits_is_none(wire: bytes) -> None:
 @given(st.data())
 def test_a_record_that_is_cut_off_anywhere_is_undecodable(data: st.DataObject) -> None:
     wire = array([by_fastavro(EVENT, data.draw(records(EVENT)))])
-    with pytest.raises(Undecodable):
-        DECODER.array(wire[: data.draw(st.integers(0, len(wire) - 1))], 0)
+    cut = wire[: data.draw(st.integers(0, len(wire) - 1))]
+    for decoder in (DECODER, SPARSE):
+        with pytest.raises(Undecodable):
+            decoder.array(cut, 0)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
@@ -69,12 +79,13 @@ def test_damaged_bytes_are_rows_or_undecodable_but_never_another_error(data: st.
     wire = bytearray(array([by_fastavro(EVENT, data.draw(records(EVENT)))]))
     for _ in range(data.draw(st.integers(1, 4))):
         wire[data.draw(st.integers(0, len(wire) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        rows, end = DECODER.array(bytes(wire), 0)
-    except Undecodable:
-        return
-    assert all(len(row) == len(FIELDS) for row in rows)
-    assert end <= len(wire)
+    for decoder, width in ((DECODER, len(FIELDS)), (SPARSE, 1)):
+        try:
+            rows, end = decoder.array(bytes(wire), 0)
+        except Undecodable:
+            continue
+        assert all(len(row) == width for row in rows)
+        assert end <= len(wire)
 
 
 @given(st.binary(max_size=200))

@@ -23,7 +23,7 @@ from streams.ledger_clock import LedgerClock
 from streams.ready_hints import ReadyHints
 from streams.rejections import CommandReturns
 from streams.surroundings import Surroundings
-from streams.timing_state import Waiting
+from streams.timers import Waiting
 from streams.topics import Topics, create_topics
 from tests.ledger_fixtures import PARTITIONS
 from tests.streams.waiting import until

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -28,11 +27,12 @@ from streams import decider, partition_owner
 from streams.command_batch import apply_commands
 from streams.command_inbox import CommandInbox
 from streams.effects import Effects
-from streams.outbox_events import encode_events
+from streams.event_feed import OwnerEvents
+from streams.outbox_events import EventRecord, encode_events
 from streams.partition_owner import PartitionOwner
 from streams.queue_rates import QueueRates
 from streams.surroundings import Surroundings
-from streams.timing_state import from_us, to_us
+from streams.timers import from_us, to_us
 from tests.ledger_fixtures import PARTITIONS
 from tests.streams.conftest import HintLog
 from tests.streams.event_samples import decoded
@@ -176,12 +176,13 @@ class Simulation:
 
     async def feed(self) -> None:
         """Everything in the outbox comes back to the owner, as it does by Kafka."""
-        self.owner.fold(await self._wire_events(), 1)
+        wire = Codec().header("RunEvents") + EventRecord(PARTITION, await self._outbox()).body()
+        self.owner.fold(OwnerEvents(Codec()).of(wire), 1)
         await self.work()
 
     async def events(self, job_id: UUID, *kinds: str) -> list[Event]:
         told = []
-        for event in await self._wire_events():
+        for event in decoded(await self._outbox()):
             if UUID(event["jobId"]) == job_id and event["type"] in kinds:
                 fields = (event["scheduledFor"], event["dueAt"], event["reason"], event["count"])
                 told.append(Event(event["type"], job_id, *fields))
@@ -211,10 +212,11 @@ class Simulation:
         [cursor] = await fetch(self.pool, "SELECT next_fire_at FROM jobs WHERE job_id = %s", job_id)
         return cursor  # type: ignore[no-any-return]
 
-    async def _wire_events(self) -> list[dict[str, Any]]:
+    async def _outbox(self) -> list[bytes]:
+        """The events that wait in it, as the relay encodes them."""
         async with session(self.pool) as conn:
             rows = await read_outbox(conn, 1_000_000)
-        return [event for row in rows for event in decoded(encode_events(row, "shard"))]
+        return [event for row in rows for event in encode_events(row, "shard")]
 
     def _note_hints(self) -> None:
         for run_id in self.hints.runs():

@@ -49,7 +49,7 @@ async def test_records_and_their_offset_take_effect_together(setting: OwnerSetti
     applier = await applier_of(setting)
     job_id = job_on(PARTITION)
     events = await applier.apply(raw(PARTITION, [create(job_id)], first_offset=7))
-    assert [event["type"] for event in events] == ["job_created", "run_scheduled"]
+    assert [event.type for event in events] == ["job_created", "run_scheduled"]
     assert await consumed(setting) == 8
 
 
@@ -155,7 +155,7 @@ async def test_a_command_that_the_ledger_refuses_is_found_and_the_others_take_ef
     )
     events = await applier.apply(records)
     assert sorted(await fetch(setting.pool, "SELECT job_id FROM jobs")) == sorted(jobs[:4])
-    assert len([event for event in events if event["type"] == "job_created"]) == 4
+    assert len([event for event in events if event.type == "job_created"]) == 4
     assert await consumed(setting) == 4
     [rejected] = await setting.rejected(1)
     assert (rejected["code"], rejected["offset"], rejected["index"]) == ("internal_error", 1, 1)

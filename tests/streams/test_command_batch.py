@@ -82,7 +82,7 @@ async def test_a_created_job_has_its_first_run_pending(partition: Partition, job
     at = datetime(2100, 6, 1, 8, tzinfo=UTC)
     assert await partition.runs(job_id) == [("pending", at, at)]
     assert await fetch(partition.pool, "SELECT run_id FROM runs") == [run_id_for(job_id, at, PARTITION)]
-    assert [event["type"] for event in effects.events] == ["job_created", "run_scheduled"]
+    assert [event.type for event in effects.events] == ["job_created", "run_scheduled"]
     assert (await partition.job(job_id)).payload == '{"to":1}'
 
 
@@ -176,7 +176,7 @@ async def test_pausing_puts_pending_runs_aside_and_resuming_brings_them_back(
     assert await partition.states(job_id) == ["held"]
     effects = await partition.apply(resume(job_id))
     assert await partition.states(job_id) == ["pending"]
-    assert [event["type"] for event in effects.events] == ["job_resumed", "run_scheduled"]
+    assert [event.type for event in effects.events] == ["job_resumed", "run_scheduled"]
 
 
 async def test_an_occurrence_that_passed_during_the_pause_is_skipped_with_its_reason(

@@ -20,7 +20,7 @@ from streams.command_batch import apply_commands
 from streams.decisions import Decided, decide
 from streams.partition_memory import PartitionMemory
 from streams.rebuild import rebuild
-from streams.timing_state import from_us, to_us
+from streams.timers import from_us, to_us
 from tests.streams.commands import create, delete, job_on, pause, resume
 from tests.streams.ledger_dump import dump, fetch
 

@@ -38,7 +38,7 @@ class Fed:
     def deliver(self, partition: int, events: list[Event], next_offset: int) -> None:
         if self.failing:
             raise OSError("the state's disk is full")
-        self.versions.setdefault(partition, []).extend(event["version"] for event in events)
+        self.versions.setdefault(partition, []).extend(event.version for event in events)
         self.next_offsets[partition] = next_offset
 
     def produce(self, versions: range, partition: int = 0) -> None:
@@ -99,9 +99,11 @@ async def test_a_partition_that_is_assigned_again_is_read_from_the_new_offset(fe
 
 async def test_a_record_that_is_none_of_ours_is_passed_over(fed: Fed, feed: EventFeed) -> None:
     await asyncio.to_thread(produce_values, fed.bootstrap, fed.topics.run_events, [b"what is this"])
+    nobody = run_event(UUID(int=1), 7, "run_leased") | {"runId": "nobody"}
+    await asyncio.to_thread(produce_events, fed.bootstrap, fed.topics, [nobody])
     await asyncio.to_thread(fed.produce, range(1, 2))
     feed.assign(0, 0)
-    await until(lambda: fed.next_offsets.get(0) == 2)
+    await until(lambda: fed.next_offsets.get(0) == 3)
     assert fed.versions == {0: [1]}
 
 

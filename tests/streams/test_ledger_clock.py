@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ledger.connection import Pool, ledger_now, session
 from streams.ledger_clock import LedgerClock
-from streams.timing_state import to_us
+from streams.timers import to_us
 
 delays = st.integers(0, 50_000)
 

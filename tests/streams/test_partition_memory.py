@@ -20,7 +20,7 @@ from streams.partition_memory import (
     REHINT_AT_MOST_EVERY_US,
     PartitionMemory,
 )
-from streams.timing_state import Waiting
+from streams.timers import Waiting
 from tests.streams.timing_events import START_US, gone, job_event, job_id, leased, occurrence, scheduled
 
 MAIL = Waiting("acme", "mail", "normal")
@@ -161,7 +161,7 @@ def test_runs_are_hinted_by_where_they_wait_in_due_order(memory: PartitionMemory
         [
             scheduled(second, 1, START_US + 2),
             scheduled(first, 1, START_US + 1),
-            {**scheduled(other, 1, START_US), "lane": "high"},
+            scheduled(other, 1, START_US)._replace(lane="high"),
         ]
     )
     memory.load(START_US)
@@ -241,7 +241,7 @@ def test_a_run_the_ledger_could_not_be_asked_about_stays_under_watch(memory: Par
 def overdue(memory: PartitionMemory, job: int, at_us: int, **fields: Any) -> UUID:
     """A job whose pending occurrence was due at at_us, with its run."""
     run_id = occurrence(job, at_us)
-    memory.fold([job_event("job_created", job, 1, at_us), scheduled(run_id, 1, at_us, job=job) | fields])
+    memory.fold([job_event("job_created", job, 1, at_us), scheduled(run_id, 1, at_us, job=job)._replace(**fields)])
     return run_id
 
 

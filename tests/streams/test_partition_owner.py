@@ -20,7 +20,7 @@ from streams.command_batch import apply_commands
 from streams.command_inbox import CommandInbox
 from streams.metrics import PARTITION_HALTED
 from streams.partition_owner import PartitionOwner
-from streams.timing_state import Position, to_us
+from streams.timers import Position, to_us
 from tests.streams.commands import create, job_on, raw
 from tests.streams.conftest import OwnerSetting
 from tests.streams.event_samples import produce_values

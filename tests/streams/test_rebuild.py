@@ -18,7 +18,8 @@ from schemas.commands import Command
 from streams.command_batch import apply_commands
 from streams.partition_memory import PartitionMemory
 from streams.rebuild import rebuild, reconcile, take_in
-from streams.timing_state import scan_key, to_us
+from streams.timers import to_us
+from streams.timing_state import scan_key
 from tests.streams.commands import create, delete, job_on, pause
 from tests.streams.ledger_dump import fetch
 from tests.streams.timing_events import START_US, leased, scheduled

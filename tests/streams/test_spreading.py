@@ -22,7 +22,7 @@ from streams.command_batch import apply_commands
 from streams.partition_memory import PartitionMemory
 from streams.rebuild import rebuild
 from streams.spreading import find_missed, spread_missed
-from streams.timing_state import to_us
+from streams.timers import to_us
 from tests.streams.commands import create, job_on, update
 from tests.streams.ledger_dump import fetch
 from tests.streams.simulated_owner import PARTITION, Simulation, simulating

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from schemas.events import Event
 from schemas.ids import run_id_for
-from streams.timing_state import Position, TimingState, WaitingRun, from_us, scan_key, to_us
+from streams.timers import Position, WaitingRun, from_us, to_us
+from streams.timing_state import TimingState, scan_key
 from streams.timing_store import iterate
 from tests.streams.timing_events import (
     EVERY_SECOND,
@@ -63,7 +64,7 @@ def test_a_retry_moves_the_run_to_its_new_due_time(state: TimingState) -> None:
     run_id = uuid4()
     state.fold([scheduled(run_id, 1, START_US), leased(run_id, 2, START_US + 30)])
     assert all_due(state) == []
-    changed = state.fold([run_event("run_retried", run_id, 3, dueAt=from_us(START_US + 99))])
+    changed = state.fold([run_event("run_retried", run_id, 3, due_us=START_US + 99)])
     assert changed.runs == {run_id.bytes: START_US + 99}
     assert all_due(state) == [(START_US + 99, run_id.bytes)]
     assert state.expiring(FAR_US, 10) == []
@@ -90,7 +91,7 @@ def events_of(steps: list[str]) -> list[Event]:
             {
                 "wait": scheduled(run_id, version, at_us),
                 "lease": leased(run_id, version, at_us),
-                "retry": run_event("run_retried", run_id, version, dueAt=from_us(at_us)),
+                "retry": run_event("run_retried", run_id, version, due_us=at_us),
                 "end": gone(run_id, version),
             }[step]
         )
@@ -107,7 +108,7 @@ def test_doubled_and_stale_events_change_nothing(state: TimingState, steps: list
     noisy = []
     for index, event in enumerate(events):
         noisy.append(event)
-        if event["type"] != "run_completed":
+        if event.type != "run_completed":
             noisy += data.draw(st.lists(st.sampled_from(events[: index + 1]), max_size=3))
     state.clear()
     state.fold(events)
@@ -116,6 +117,40 @@ def test_doubled_and_stale_events_change_nothing(state: TimingState, steps: list
     for event in noisy:
         state.fold([event])
     assert (all_due(state), state.expiring(FAR_US, 10), state.run_ids(b"", 10)) == expected
+
+
+happening = st.tuples(st.sampled_from(["wait", "lease", "retry", "end", "job", "pause"]), st.integers(0, 2))
+
+
+def happened(kind: str, number: int, version: int) -> Event:
+    """To one of three occurrences, or to their job."""
+    run_id, at_us = occurrence(0, START_US + number * 1_000_000), START_US + number * 1_000_000
+    return {
+        "wait": scheduled(run_id, version, at_us),
+        "lease": leased(run_id, version, at_us + version),
+        "retry": run_event("run_retried", run_id, version, due_us=at_us + version),
+        "end": gone(run_id, version),
+        "job": job_event("job_updated", 0, version, at_us),
+        "pause": job_event("job_paused", 0, version, at_us),
+    }[kind]
+
+
+@given(st.lists(happening, max_size=12), st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_it_does_not_matter_which_events_are_folded_together(
+    state: TimingState, steps: list[tuple[str, int]], data: st.DataObject
+) -> None:
+    events = [happened(kind, number, version) for version, (kind, number) in enumerate(steps, 1)]
+    state.clear()
+    for event in events:
+        state.fold([event])
+    expected = everything(state)
+    state.clear()
+    while events:
+        together = data.draw(st.integers(1, len(events)))
+        state.fold(events[:together])
+        del events[:together]
+    assert everything(state) == expected
 
 
 def test_events_of_one_fold_see_each_other(state: TimingState) -> None:

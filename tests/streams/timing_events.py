@@ -7,7 +7,7 @@ from uuid import UUID
 
 from schemas.events import Event
 from schemas.ids import run_id_for
-from streams.timing_state import from_us
+from streams.timers import from_us
 
 START_US = 1_700_000_000_000_000
 PARTITION = 3
@@ -24,30 +24,16 @@ def occurrence(job: int, at_us: int) -> UUID:
 
 
 def run_event(kind: str, run_id: UUID, version: int, *, job: int = 0, **fields: Any) -> Event:
-    return {
-        "type": kind,
-        "tenant": "acme",
-        "jobId": str(job_id(job)),
-        "runId": str(run_id),
-        "version": version,
-        "queue": "mail",
-        "lane": "normal",
-        "reason": None,
-        "scheduledFor": None,
-        "dueAt": None,
-        "leaseExpiresAt": None,
-        "definition": None,
-        **fields,
-    }
+    return Event(kind, job_id(job).bytes, run_id.bytes, version, "acme", "mail", "normal", **fields)
 
 
 def scheduled(run_id: UUID, version: int, due_us: int, *, job: int = 0, at_us: int | None = None) -> Event:
-    nominal = from_us(due_us if at_us is None else at_us)
-    return run_event("run_scheduled", run_id, version, job=job, dueAt=from_us(due_us), scheduledFor=nominal)
+    nominal_us = due_us if at_us is None else at_us
+    return run_event("run_scheduled", run_id, version, job=job, due_us=due_us, scheduled_us=nominal_us)
 
 
 def leased(run_id: UUID, version: int, expires_us: int) -> Event:
-    return run_event("run_leased", run_id, version, leaseExpiresAt=from_us(expires_us))
+    return run_event("run_leased", run_id, version, expires_us=expires_us)
 
 
 def gone(run_id: UUID, version: int, kind: str = "run_completed") -> Event:
@@ -55,12 +41,12 @@ def gone(run_id: UUID, version: int, kind: str = "run_completed") -> Event:
 
 
 def job_event(kind: str, job: int, version: int, cursor_us: int | None, definition: str = EVERY_SECOND) -> Event:
-    return {
-        "type": kind,
-        "jobId": str(job_id(job)),
-        "runId": None,
-        "version": version,
-        "scheduledFor": from_us(START_US),
-        "dueAt": None if cursor_us is None else from_us(cursor_us),
-        "definition": definition,
-    }
+    return Event(
+        kind,
+        job_id(job).bytes,
+        None,
+        version,
+        scheduled_us=START_US,
+        due_us=cursor_us,
+        definition=definition,
+    )

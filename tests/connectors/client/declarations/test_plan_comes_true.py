@@ -40,7 +40,7 @@ from schemas.http import NewJob
 from streams.command_batch import apply_commands
 from streams.decisions import decide
 from streams.partition_memory import PartitionMemory
-from streams.timing_state import from_us
+from streams.timers import from_us
 from tests.connectors.client.declarations.declared import TENANT
 from tests.streams.ledger_dump import fetch
 
