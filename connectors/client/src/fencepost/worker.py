@@ -115,6 +115,7 @@ class Worker:
             room = await self._wait_for_room()
             ask = _Ask(new_id(), min(room, LEASE_MAX), self._clock())
             await self._start(await self._lease(ask), ask.first_sent_at)
+            await asyncio.sleep(0)  # handlers begin, and only then the next call is put together
 
     async def _wait_for_room(self) -> int:
         while (room := min(self._slots - len(self._contexts), 2 * self._slots - len(self._leases))) < 1:
