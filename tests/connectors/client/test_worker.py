@@ -124,6 +124,18 @@ async def test_worker_never_runs_or_asks_for_more_than_it_has_slots(bench: Bench
     assert max(ask["max"] for ask in bench.server.asks) == 3
 
 
+async def test_handlers_begin_before_the_next_poll_is_made(bench: Bench) -> None:
+    bench.server.add(*range(3))
+    polls: list[int] = []
+
+    async def look(_: RunContext) -> None:
+        polls.append(len(bench.server.asks))
+
+    async with bench.working(look, slots=100):
+        await bench.server.until(lambda: completed(bench.server))
+    assert polls == [1, 1, 1]
+
+
 async def test_worker_with_full_slots_does_not_poll(bench: Bench) -> None:
     bench.server.add(1, 2, 3)
     release = asyncio.Event()
