@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
@@ -14,7 +15,8 @@ TTL_S = 5.0  # a revoked token works at most this long
 MOST_KNOWN = 10_000
 MOST_UNKNOWN = 1_000
 
-Remembered = OrderedDict[bytes, tuple[float, Identity | None]]
+Entry = tuple[float, Identity | None]
+Remembered = OrderedDict[bytes, Entry]
 
 
 class Authenticator:
@@ -27,6 +29,7 @@ class Authenticator:
         self._clock = clock
         self._known: Remembered = OrderedDict()
         self._unknown: Remembered = OrderedDict()
+        self._looking: dict[bytes, asyncio.Task[Entry]] = {}
 
     async def identify(self, authorization: bytes | None) -> Identity:
         """The identity behind an Authorization header. Raises Problem 401, or LedgerUnavailable.
@@ -40,13 +43,23 @@ class Authenticator:
         digest = token_hash(token)
         found = self._known.get(digest) or self._unknown.get(digest)
         if found is None or found[0] <= self._clock():
-            async with session(self._pool) as conn:
-                found = self._remember(digest, await find_token(conn, token))
+            found = await self._look(digest, token)
         if found[1] is None:
             raise _unauthorized("the token is unknown or revoked")
         return found[1]
 
-    def _remember(self, digest: bytes, identity: Identity | None) -> tuple[float, Identity | None]:
+    async def _look(self, digest: bytes, token: str) -> Entry:
+        """Ask the ledger, once for all who come with the token meanwhile: thousands may when a worker's time is up."""
+        if (looking := self._looking.get(digest)) is None:
+            looking = self._looking[digest] = asyncio.create_task(self._find(digest, token))
+            looking.add_done_callback(lambda _: self._looking.pop(digest))
+        return await asyncio.shield(looking)
+
+    async def _find(self, digest: bytes, token: str) -> Entry:
+        async with session(self._pool) as conn:
+            return self._remember(digest, await find_token(conn, token))
+
+    def _remember(self, digest: bytes, identity: Identity | None) -> Entry:
         self._known.pop(digest, None)
         self._unknown.pop(digest, None)
         memory, most = (self._known, MOST_KNOWN) if identity else (self._unknown, MOST_UNKNOWN)

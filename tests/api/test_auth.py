@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from uuid import uuid4
 
@@ -11,8 +12,8 @@ import pytest
 from api.app import Api
 from api.auth import MOST_UNKNOWN, Authenticator
 from api.problems import Problem
-from ledger.connection import Pool, session
-from ledger.tokens import Role, create_token, revoke_token
+from ledger.connection import Connection, Pool, session
+from ledger.tokens import Identity, Role, create_token, find_token, revoke_token
 from tests.api.conftest import Caller, Callers
 
 Request = tuple[str, str, Any]
@@ -121,3 +122,22 @@ async def test_a_flood_of_wrong_tokens_cannot_push_out_a_right_one(ledger_pool: 
     async with session(ledger_pool) as conn:
         await conn.execute("DELETE FROM tokens")
     assert (await authenticator.identify(f"Bearer {token}".encode())).tenant == "acme"
+
+
+async def test_however_many_come_with_a_token_at_once_the_ledger_is_asked_once(
+    ledger_pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def find_and_count(conn: Connection, token: str) -> Identity | None:
+        asked.append(token)
+        return await find_token(conn, token)
+
+    monkeypatch.setattr("api.auth.find_token", find_and_count)
+    authenticator = Authenticator(ledger_pool, clock=Clock())
+    async with session(ledger_pool) as conn:
+        token = await create_token(conn, "acme", "worker")
+    header = f"Bearer {token}".encode()
+    identities = await asyncio.gather(*(authenticator.identify(header) for _ in range(100)))
+    assert {identity.tenant for identity in identities} == {"acme"}
+    assert asked == [token]
