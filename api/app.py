@@ -141,6 +141,7 @@ class Api:
     def _routes(self) -> Iterator[Route]:
         """The busiest first: the router tries them in order."""
         yield self._post("/v1/queues/{queue}/lease", self.leases.lease, http.LeaseRequest, WORKER, limit=SMALL_BODY)
+        yield self._post("/v1/lease", self.leases.lease_of_any, http.QueuesLease, WORKER, limit=SMALL_BODY)
         for outcomes, single, batch in self.outcomes:
             yield self._post(f"/v1/runs/{outcomes.name}", outcomes.batch, batch, WORKER, limit=BATCH_BODY)
             yield self._post(f"/v1/runs/{{id}}/{outcomes.name}", outcomes.single, single, WORKER)

@@ -1,4 +1,4 @@
-"""The lease endpoint: a long-poll that is answered as soon as one run is leased.
+"""The lease endpoints: a long-poll of one queue, or of several, that is answered as soon as one run is leased.
 
 One path: ids from the ready index, leased by primary key in a group-committed transaction. A client that hangs up
 leaves no lease behind, and a repeated request id gets the same runs.
@@ -13,9 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count as counting
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from api.auth import require_queue
 from api.endpoints import Call
 from api.group_commit import GroupCommit, Pending
 from api.metrics import ApiMetrics
@@ -52,6 +54,9 @@ class Claim:
 Watch = asyncio.Future[Any]  # done when the client has hung up
 
 
+Popped = Mapping[Queue, Sequence[ReadyRun]]  # none is empty
+
+
 class HungUp(Exception):
     """The client is gone: nobody waits for an answer."""
 
@@ -59,7 +64,7 @@ class HungUp(Exception):
 class Asked(NamedTuple):
     """A lease call. until: on the monotonic clock."""
 
-    queue: Queue
+    queues: Sequence[Queue]
     body: http.LeaseRequest
     until: float
     remember_as: UUID | None
@@ -78,15 +83,25 @@ class Leases:
         )
         self._answering: dict[UUID, asyncio.Future[None]] = {}
         self._waiting: set[Callable[[], None]] | None = set()  # None once closed
+        self._turn = counting()
         self._lease_counts = [metrics.leases.labels(lane) for lane in LANES]
 
     async def lease(self, call: Call[http.LeaseRequest]) -> http.Leased:
         """POST /v1/queues/{queue}/lease."""
-        name = call.queue()
-        queue, body = (call.identity.tenant, name), call.body
+        return await self._answer(call, [call.queue()])
+
+    async def lease_of_any(self, call: Call[http.QueuesLease]) -> http.Leased:
+        """POST /v1/lease."""
+        names = [*dict.fromkeys(call.body.queues)]
+        for name in names:
+            require_queue(call.identity, name)
+        return await self._answer(call, names)
+
+    async def _answer(self, call: Call[Any], names: Sequence[str]) -> http.Leased:
+        tenant, body = call.identity.tenant, call.body
         until = time.monotonic() + body.wait_seconds
-        remember_as = body.request_id and idempotent_id(queue[0], f"lease {name} {body.request_id}")
-        asked = Asked(queue, body, until, remember_as)
+        remember_as = body.request_id and idempotent_id(tenant, f"lease {' '.join(names)} {body.request_id}")
+        asked = Asked([(tenant, name) for name in names], body, until, remember_as)
         hung_up = asyncio.ensure_future(call.receive())
         try:
             runs = await self._once_at_a_time(asked, hung_up)
@@ -95,7 +110,7 @@ class Leases:
         finally:
             hung_up.cancel()
         self._metrics.lease_batch_runs.observe(len(runs))
-        return http.Leased([_answer(run, name) for run in runs])
+        return http.Leased([_told(run) for run in runs])
 
     def close(self) -> None:
         waiting, self._waiting = self._waiting or set(), None
@@ -125,26 +140,38 @@ class Leases:
     async def _poll_until(self, asked: Asked, hung_up: Watch) -> Sequence[LeasedRun]:
         """Leases of at least one run, or nothing once the wait is over. Raises HungUp with no lease left behind."""
         while True:
-            popped = self._index.pop(asked.queue, asked.body.max) or await self._wait(asked, hung_up)
+            popped = self._pop(asked) or await self._wait(asked, hung_up)
             if not popped:
                 return []
             if leased := await self._claim(asked, popped, hung_up):
                 return leased
 
-    async def _wait(self, asked: Asked, hung_up: Watch) -> list[ReadyRun]:
-        """The next due runs of the queue; none when the time is up or the process stops. Raises HungUp."""
+    def _pop(self, asked: Asked) -> Popped:
+        """Due runs, of one queue after the other. Calls begin with another one each: none starves behind a busy one."""
+        popped, room = {}, asked.body.max
+        first = next(self._turn) % len(asked.queues)
+        for queue in (*asked.queues[first:], *asked.queues[:first]):
+            if runs := self._index.pop(queue, room):
+                popped[queue] = runs
+                room -= len(runs)
+            if not room:
+                break
+        return popped
+
+    async def _wait(self, asked: Asked, hung_up: Watch) -> Popped:
+        """The next due runs of a queue; none when the time is up or the process stops. Raises HungUp."""
         loop = asyncio.get_running_loop()
         left_s = asked.until - time.monotonic()
         patient = left_s > 0
-        if self._waiting is None or not (patient or self._poll.may_look(asked.queue)):
-            return []
+        if self._waiting is None or not (patient or any(map(self._poll.may_look, asked.queues))):
+            return {}
         woken: asyncio.Future[None] = loop.create_future()
 
         def wake(_: object = None) -> None:
             if not woken.done():
                 woken.set_result(None)
 
-        waiter = Waiter(asked.queue, asked.body.max, wake, patient=patient)
+        waiter = Waiter(asked.queues, asked.body.max, wake, patient=patient)
         timer = loop.call_later(left_s if patient else LOOK_S, wake)
         hung_up.add_done_callback(wake)
         self._enter(waiter)
@@ -152,7 +179,8 @@ class Leases:
             await woken
             if hung_up.done():
                 raise HungUp
-            return waiter.take()
+            runs = waiter.take()
+            return {waiter.queue: runs} if runs else {}
         finally:
             timer.cancel()
             hung_up.remove_done_callback(wake)
@@ -162,7 +190,8 @@ class Leases:
         assert self._waiting is not None
         self._waiting.add(waiter.wake)
         self._index.wait(waiter)
-        self._poll.waiter_arrived(waiter.queue, patient=waiter.patient)
+        for queue in waiter.queues:
+            self._poll.waiter_arrived(queue, patient=waiter.patient)
         self._metrics.long_polls_waiting.inc()
 
     def _leave(self, waiter: Waiter) -> None:
@@ -171,54 +200,58 @@ class Leases:
         self._index.leave(waiter)
         self._metrics.long_polls_waiting.dec()
 
-    async def _claim(self, asked: Asked, popped: Sequence[ReadyRun], hung_up: Watch) -> Sequence[LeasedRun]:
+    async def _claim(self, asked: Asked, popped: Popped, hung_up: Watch) -> Sequence[LeasedRun]:
         """Lease what was popped. When the client hangs up meanwhile, nothing of it stays leased or gets lost."""
-        body = asked.body
-        asks = [LeaseAsk(run.run_id, run.epoch, body.worker_id, body.visibility_seconds) for run in popped]
+        worker_id, visibility_s = asked.body.worker_id, asked.body.visibility_seconds
+        asks = [LeaseAsk(run.run_id, run.epoch, worker_id, visibility_s) for run in _runs(popped)]
         pending = self._claims.submit(Claim(asks, asked.remember_as))
         try:
             await asyncio.wait({pending.done, hung_up}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            await asyncio.shield(self._undo(asked.queue, popped, pending))
+            await asyncio.shield(self._undo(popped, pending))
             raise
         if hung_up.done():
-            await self._undo(asked.queue, popped, pending)
+            await self._undo(popped, pending)
             raise HungUp
-        leased = await self._settle(asked.queue, popped, pending)
-        self._count(popped, leased)
+        leased = await self._settle(popped, pending)
+        self._count(_runs(popped), leased)
         if not leased:
-            self._poll.doubt(asked.queue)
+            for queue in popped:
+                self._poll.doubt(queue)
         return leased
 
-    async def _settle(
-        self, queue: Queue, popped: Sequence[ReadyRun], pending: Pending[Claim, LeasedRun]
-    ) -> list[LeasedRun]:
+    async def _settle(self, popped: Popped, pending: Pending[Claim, LeasedRun]) -> list[LeasedRun]:
         """The call's own leases, in the order the runs were due. Raises what the transaction raised."""
+        runs = _runs(popped)
         try:
             leased = await pending.done
         except TryAgain:
-            self._index.put_back(queue, popped)
+            self._put_back(popped)
             raise
         except Exception:
-            self._index.settle(popped)
+            self._index.settle(runs)
             raise
-        self._index.settle(popped)
-        return [leased[run.run_id] for run in popped if run.run_id in leased]
+        self._index.settle(runs)
+        return [leased[run.run_id] for run in runs if run.run_id in leased]
 
-    async def _undo(self, queue: Queue, popped: Sequence[ReadyRun], pending: Pending[Claim, LeasedRun]) -> None:
+    async def _undo(self, popped: Popped, pending: Pending[Claim, LeasedRun]) -> None:
         """As if the call had never been: what it leased is released, what it popped is in the index again."""
         if self._claims.withdraw(pending):
-            self._index.put_back(queue, popped)
+            self._put_back(popped)
             return
         try:
-            leased = await self._settle(queue, popped, pending)
+            leased = await self._settle(popped, pending)
             if leased:
                 await self._give_back(leased)
         except FencepostError as error:
             log.warning("leases of a client that hung up stay until they expire: %s", error)
             return
         returned = {run.run_id for run in leased}
-        self._index.put_back(queue, [run for run in popped if run.run_id in returned])
+        self._put_back({queue: [run for run in runs if run.run_id in returned] for queue, runs in popped.items()})
+
+    def _put_back(self, popped: Popped) -> None:
+        for queue, runs in popped.items():
+            self._index.put_back(queue, runs)
 
     async def _give_back(self, leased: Sequence[LeasedRun]) -> None:
         async with api_transaction(self._pool, [run.run_id for run in leased]) as conn:
@@ -249,7 +282,11 @@ class Leases:
             self._lease_counts[lane].inc(count)
 
 
-def _answer(run: LeasedRun, queue: str) -> http.LeasedRun:
+def _runs(popped: Popped) -> list[ReadyRun]:
+    return [run for runs in popped.values() for run in runs]
+
+
+def _told(run: LeasedRun) -> http.LeasedRun:
     return http.LeasedRun(
         run.run_id,
         run.job_id,
@@ -259,6 +296,6 @@ def _answer(run: LeasedRun, queue: str) -> http.LeasedRun:
         run.lease_s,
         run.scheduled_for,
         run.due_at,
-        queue,
+        run.queue,
         http.json_raw(run.payload),
     )

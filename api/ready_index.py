@@ -32,16 +32,18 @@ class ReadyRun(NamedTuple):
 class Waiter:
     """A lease call that found nothing. `wake` is called once: `runs` has something, or the index dismissed it.
 
-    patient: waits for what may come; otherwise only for the look into the ledger that it caused.
+    queues: whichever has something first, which `queue` tells. patient: waits for what may come; otherwise only for the
+    look into the ledger that it caused.
     """
 
-    __slots__ = ("patient", "queue", "runs", "wake", "wanted")
+    __slots__ = ("patient", "queue", "queues", "runs", "wake", "wanted")
 
-    def __init__(self, queue: Queue, wanted: int, wake: Callable[[], None], *, patient: bool = True) -> None:
-        self.queue = queue
+    def __init__(self, queues: Sequence[Queue], wanted: int, wake: Callable[[], None], *, patient: bool = True) -> None:
+        self.queues = queues
         self.wanted = wanted
         self.wake = wake
         self.patient = patient
+        self.queue = queues[0]
         self.runs: list[ReadyRun] = []
 
     def take(self) -> list[ReadyRun]:
@@ -154,15 +156,17 @@ class ReadyIndex:
 
     def wait(self, waiter: Waiter) -> None:
         """Queue up for the next runs, after those who wait already. Pop first: only an empty queue is waited on."""
-        self._waiters.setdefault(waiter.queue, deque()).append(waiter)
+        for queue in waiter.queues:
+            self._waiters.setdefault(queue, deque()).append(waiter)
 
     def leave(self, waiter: Waiter) -> None:
         """Stop waiting; runs that were handed over and not taken go to the next."""
-        waiters = self._waiters.get(waiter.queue)
-        if waiters and waiter in waiters:
-            waiters.remove(waiter)
-            if not waiters:
-                del self._waiters[waiter.queue]
+        for queue in waiter.queues:
+            waiters = self._waiters.get(queue)
+            if waiters and waiter in waiters:
+                waiters.remove(waiter)
+                if not waiters:
+                    del self._waiters[queue]
         self.put_back(waiter.queue, waiter.take())
 
     def dismiss_impatient(self, queue: Queue) -> None:
@@ -180,14 +184,12 @@ class ReadyIndex:
 
     def _hand_out(self, queue: Queue, lanes: _Lanes) -> None:
         """Share what is there among the waiters, longest waiting first, so that none sits idle beside a glutton."""
-        waiters = self._waiters.get(queue)
-        while waiters and (there := len(lanes)):
+        while (waiters := self._waiters.get(queue)) and (there := len(lanes)):
             share = -(-there // len(waiters))
-            waiter = waiters.popleft()
-            waiter.runs = self._pop(lanes, min(share, waiter.wanted))
+            waiter = waiters[0]
+            self.leave(waiter)
+            waiter.queue, waiter.runs = queue, self._pop(lanes, min(share, waiter.wanted))
             waiter.wake()
-        if waiters is not None and not waiters:
-            del self._waiters[queue]
         self._forget_if_empty(queue, lanes)
 
     def _pop(self, lanes: _Lanes, count: int) -> list[ReadyRun]:

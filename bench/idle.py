@@ -1,10 +1,11 @@
-"""What waiting costs: the CPU of everything while nothing is due, with many schedules, and with many waiting queues.
+"""What waiting costs: CPU while nothing is due, with many schedules, and with many queues that are waited on.
 
     python -m bench.idle [--schedules 100000] [--queues 5000] [--seconds 30] [--peers all]
 
-The schedules are yearly crons; of a peer, jobs that are due in a year. CPU is in percent of one core, of our roles and
-Postgres, Kafka apart from them; of a peer its worker and its sessions with Postgres. The floor is the same Fencepost
-before it got any of that. There is one round, for what was made stays.
+The schedules are yearly crons; of a peer, jobs that are due in a year. The queues are waited on by a long-poll each,
+and by long-polls of 100 queues. CPU is in percent of one core, of our roles and Postgres, Kafka apart from them; of a
+peer its worker and its sessions with Postgres. The floor is the same Fencepost before it got any of that. There is one
+round, for what was made stays.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from fencepost import CommandProducer, JobSpec, cron
 from fencepostd.local import LOCAL_TENANT, Local
 
 SETTLE_S = 10.0  # what creating so many left to be done must be over
+WAITING_SETTLE_S = 30.0  # of queues that were not waited on before: after that they are looked at as rarely as ever
+QUEUES_A_POLL = 100
+WAITING, WAITING_TOGETHER = "waiting queues", f"waiting queues, {QUEUES_A_POLL} a poll"
 
 
 class Size(NamedTuple):
@@ -38,16 +42,23 @@ def contenders(stage: Stage, size: Size) -> dict[str, Contender]:
     def bare() -> Figures:
         settle(stage, size)
         nothing = watched(stage.local, size.seconds)
-        return {**_figures("idle schedules", nothing), **_figures("waiting queues", nothing)}
+        return {
+            key: value for what in ("idle schedules", WAITING, WAITING_TOGETHER)
+            for key, value in _figures(what, nothing).items()
+        }  # fmt: skip
 
     def ours() -> Figures:
         make_schedules(stage, size.schedules)
         settle(stage, size)
         schedules = watched(stage.local, size.seconds)
-        with pollers(stage.local, size.queues):
-            queues = watched(stage.local, size.seconds)
-        counts = {"idle schedules, jobs": float(size.schedules), "waiting queues, queues": float(size.queues)}
-        return {**_figures("idle schedules", schedules), **_figures("waiting queues", queues), **counts}
+        figures = _figures("idle schedules", schedules)
+        for what, queues_a_poll in ((WAITING, 1), (WAITING_TOGETHER, QUEUES_A_POLL)):
+            with pollers(stage.local, size.queues, queues_a_poll):
+                time.sleep(min(WAITING_SETTLE_S, size.seconds))
+                figures |= _figures(what, watched(stage.local, size.seconds))
+        return {
+            **figures, "idle schedules, jobs": float(size.schedules), "waiting queues, queues": float(size.queues),
+        }  # fmt: skip
 
     peers: dict[str, Contender] = {
         peer.name: lambda peer=peer: peer.idle(size.schedules, size.seconds)  # type: ignore[misc]
@@ -91,9 +102,9 @@ def _figures(what: str, percent: dict[str, float]) -> Figures:
 
 
 @contextmanager
-def pollers(local: Local, queues: int) -> Iterator[None]:
+def pollers(local: Local, queues: int, queues_a_poll: int) -> Iterator[None]:
     """Meanwhile so many queues are waited on."""
-    command = [sys.executable, "-m", "bench.idle_pollers", local.url, local.token, str(queues)]
+    command = [sys.executable, "-m", "bench.idle_pollers", local.url, local.token, str(queues), str(queues_a_poll)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -22,8 +22,8 @@ async def remember_leases(conn: Connection, request_id: UUID, runs: Sequence[Lea
 
 
 RECALL_LEASES = f"""
-SELECT r.run_id, r.job_id, r.attempt, r.lease_token, r.lease_expires_at, r.scheduled_for, r.due_at, r.payload,
-       {LEASE_LEFT_S}
+SELECT r.run_id, r.job_id, r.attempt, r.lease_token, r.lease_expires_at, r.scheduled_for, r.due_at, r.queue,
+       r.payload, {LEASE_LEFT_S}
 FROM lease_requests q, unnest(q.run_ids, q.lease_tokens) AS lease (run_id, lease_token), runs r
 WHERE q.request_id = %(request_id)s AND r.run_id = lease.run_id AND r.lease_token = lease.lease_token
   AND r.state = 'leased' AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now())

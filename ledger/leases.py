@@ -36,6 +36,7 @@ class LeasedRun(NamedTuple):
     lease_expires_at: datetime
     scheduled_for: datetime
     due_at: datetime
+    queue: str
     payload: str | None
     lease_s: float
 

@@ -18,6 +18,7 @@ from schemas.commands import RetrySeconds as BackoffSeconds
 
 RESULT_MAX_BYTES = 64 * 1024
 RUNS_A_CALL = 1_000
+QUEUES_A_CALL = 100
 ABSENT = Raw(b"null")
 
 JobVersion = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -202,6 +203,12 @@ class LeaseRequest(Request):
     visibility_seconds: VisibilitySeconds = 30.0
     wait_seconds: Annotated[float, Meta(ge=0, le=20)] = 0.0
     request_id: UUID | None = None
+
+
+class QueuesLease(LeaseRequest, kw_only=True):
+    """POST /v1/lease: of several queues in one call."""
+
+    queues: Annotated[list[Name], Meta(min_length=1, max_length=QUEUES_A_CALL)]
 
 
 class LeasedRun(Answer):

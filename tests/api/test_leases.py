@@ -255,6 +255,59 @@ async def test_a_backlog_larger_than_one_look_is_leased_without_pause(
     assert sorted(got) == sorted(made)
 
 
+async def lease_of_any(worker: Caller, queues: list[str], **fields: Any) -> list[dict[str, Any]]:
+    response = await worker.post("/v1/lease", {"workerId": "w1", "max": 10, "queues": queues, **fields})
+    assert response.status_code == 200, response.text
+    runs: list[dict[str, Any]] = response.json()["runs"]
+    return runs
+
+
+async def test_one_call_leases_runs_of_several_queues_and_no_other(worker: Caller, owner: Owner) -> None:
+    made = [run_id for queue in ("mail", "sms") for run_id in await owner.make_due(2, queue=queue)]
+    await owner.make_due(queue="fax")
+    got = [run for _ in range(2) for run in await lease_of_any(worker, ["mail", "sms", "mail"], waitSeconds=10)]
+    assert sorted(ids(got)) == sorted(made)
+    assert {run["queue"] for run in got} == {"mail", "sms"}
+
+
+async def test_a_call_that_waits_on_several_queues_is_answered_when_one_of_them_has_a_run(
+    api: Api, worker: Caller, owner: Owner
+) -> None:
+    poll = asyncio.create_task(lease_of_any(worker, ["fax", "mail", "sms"], waitSeconds=20))
+    await waiting(api, 1)
+    [run_id] = await owner.make_due()
+    api.index.add(MAIL, owner.ready([run_id]))
+    [run] = await poll
+    assert (run["runId"], run["queue"]) == (str(run_id), "mail")
+
+
+async def test_no_queue_starves_behind_a_busy_one_of_the_same_call(api: Api, worker: Caller, owner: Owner) -> None:
+    busy, other = await owner.make_due(20), await owner.make_due(queue="sms")
+    api.index.add(MAIL, owner.ready(busy))
+    api.index.add(("acme", "sms"), owner.ready(other))
+    got = [run for _ in range(2) for run in await lease_of_any(worker, ["mail", "sms"])]
+    assert str(other[0]) in {run["runId"] for run in got}
+
+
+async def test_a_repeated_call_of_several_queues_gets_the_same_runs(worker: Caller, owner: Owner) -> None:
+    await owner.make_due()
+    request_id = str(uuid4())
+    [run] = await lease_of_any(worker, ["sms", "mail"], waitSeconds=10, requestId=request_id)
+    assert told(await lease_of_any(worker, ["sms", "mail"], requestId=request_id)) == told([run])
+
+
+async def test_each_of_several_queues_must_be_within_the_token(callers: Callers) -> None:
+    worker = await callers("worker", queues=["sms"])
+    response = await worker.post("/v1/lease", {"workerId": "w", "max": 1, "queues": ["sms", "mail"]})
+    assert (response.status_code, response.json()["field"]) == (403, "queue")
+
+
+@pytest.mark.parametrize("queues", [[], [f"q{number}" for number in range(101)], ["a b"]])
+async def test_a_call_of_no_queue_or_too_many_or_no_queue_s_name_is_refused(worker: Caller, queues: list[str]) -> None:
+    response = await worker.post("/v1/lease", {"workerId": "w", "max": 1, "queues": queues})
+    assert (response.status_code, response.json()["field"].startswith("queues")) == (422, True)
+
+
 WRONG_FIELDS: list[tuple[dict, str]] = [
     ({"workerId": ""}, "workerId"),
     ({"workerId": "a\x00b"}, "workerId"),

@@ -35,7 +35,7 @@ class Hinted:
     async def next(self, wanted: int = 1_000) -> list[ReadyRun]:
         """The next runs of the queue."""
         woken = asyncio.Event()
-        waiter = Waiter(QUEUE, wanted, woken.set)
+        waiter = Waiter([QUEUE], wanted, woken.set)
         self.index.wait(waiter)
         async with asyncio.timeout(10):
             await woken.wait()

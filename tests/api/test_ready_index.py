@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from uuid import UUID, uuid4
 
 from hypothesis import given, settings
@@ -29,9 +30,9 @@ def ids(runs: list[ReadyRun]) -> list[UUID]:
 class Sleeper:
     """Somebody who waits."""
 
-    def __init__(self, index: ReadyIndex, wanted: int) -> None:
+    def __init__(self, index: ReadyIndex, wanted: int, queues: Sequence[Queue] = (MAIL,)) -> None:
         self.woken = 0
-        self.waiter = Waiter(MAIL, wanted, self._wake)
+        self.waiter = Waiter(queues, wanted, self._wake)
         index.wait(self.waiter)
 
     def _wake(self) -> None:
@@ -157,6 +158,16 @@ def test_what_was_handed_to_one_who_leaves_goes_to_the_next() -> None:
     index.leave(first.waiter)
     assert ids(second.waiter.take()) == [run_id]
     assert index.wanted(MAIL) == 0
+
+
+def test_who_waits_on_several_queues_gets_what_comes_first_and_waits_on_none_of_them_any_more() -> None:
+    index, sms, told = ReadyIndex(), ("acme", "sms"), new_ids(2)
+    sleeper, after = Sleeper(index, 9, [MAIL, sms]), Sleeper(index, 9, [sms])
+    index.add(sms, [ReadyRun(told[0], 1, NORMAL)])
+    assert (sleeper.woken, sleeper.waiter.queue, ids(sleeper.waiter.take())) == (1, sms, told[:1])
+    assert add(index, told[1:]) == 1
+    assert (sleeper.woken, ids(index.pop(MAIL, 9))) == (1, told[1:])
+    assert (index.wanted(MAIL), index.wanted(sms), after.woken) == (0, 9, 0)
 
 
 def test_wanted_adds_up_those_who_wait() -> None:

@@ -35,7 +35,7 @@ class Poll:
 
     def wait(self, queue: Queue, wanted: int = 10) -> Callable[[], Coroutine[Any, Any, list[ReadyRun]]]:
         woken = asyncio.Event()
-        waiter = Waiter(queue, wanted, woken.set)
+        waiter = Waiter([queue], wanted, woken.set)
         self.index.wait(waiter)
         self.poll.waiter_arrived(queue)
 

@@ -34,7 +34,7 @@ async def test_lease_charges_an_attempt_and_gives_what_the_worker_needs(owned: O
     job = await owned.job_with_run()
     assert job.run_id
     assert await owned.lease(job.run_id, visibility_s=10.0) == [
-        LeasedRun(job.run_id, job.job_id, 1, 1, later(10), NOW, NOW, '{"n":1}', 10.0)
+        LeasedRun(job.run_id, job.job_id, 1, 1, later(10), NOW, NOW, "mail", '{"n":1}', 10.0)
     ]
 
 

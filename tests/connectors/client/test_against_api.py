@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -120,10 +120,15 @@ class Clients:
 
     @contextlib.asynccontextmanager
     async def working(
-        self, handler: Callable[[RunContext], Any], *, wire: Wire | None = None, **options: Any
+        self,
+        handler: Callable[[RunContext], Any],
+        *,
+        queue: str | Sequence[str] = "mail",
+        wire: Wire | None = None,
+        **options: Any,
     ) -> AsyncIterator[Worker]:
         async with self.client("worker", wire) as client:
-            worker = Worker(client, "mail", handler, **options)
+            worker = Worker(client, queue, handler, **options)
             running = asyncio.create_task(worker.run())
             try:
                 yield worker
@@ -156,6 +161,19 @@ async def test_worker_completes_each_of_many_runs_exactly_once(clients: Clients,
     assert executed == Counter(run_ids)
     assert worker.stats.conflicts == worker.stats.abandoned == worker.stats.refused == 0
     assert {await clients.state(run_id) for run_id in run_ids[::100]} == {("ended", None)}
+
+
+async def test_a_worker_of_several_queues_executes_the_runs_of_each(clients: Clients, owner: Owner) -> None:
+    queues = ["mail", "sms", "fax"]
+    made = {run_id: queue for queue in queues for run_id in await owner.make_due(20, queue=queue)}
+    executed: dict[UUID, str] = {}
+
+    async def note(ctx: RunContext) -> None:
+        executed[ctx.run_id] = ctx.queue
+
+    async with clients.working(note, queue=queues, slots=7) as worker:
+        await eventually(lambda: worker.stats.completed == len(made), timeout_s=30)
+    assert executed == made
 
 
 async def test_lost_answers_lose_no_run_and_execute_none_twice(clients: Clients, owner: Owner) -> None:

@@ -36,7 +36,7 @@ class LeaseClient(BaseClient):
 
     async def lease(
         self,
-        queue: str,
+        queue: str | Sequence[str],
         worker_id: str,
         *,
         max_runs: int = 1,
@@ -47,18 +47,23 @@ class LeaseClient(BaseClient):
     ) -> list[LeasedRun]:
         """Lease due runs, waiting up to wait_s (at most 20) for the first.
 
-        max_runs: 1 to 1,000. request_id: a repetition of this call with it gets the same runs.
+        queue: one, or up to 100 of which any may have some. max_runs: 1 to 1,000. request_id: a repetition of this call
+        with it gets the same runs.
         """
-        body = {
+        body: dict[str, Any] = {
             "workerId": worker_id,
             "max": max_runs,
             "visibilitySeconds": visibility_s,
             "waitSeconds": wait_s,
             "requestId": request_id or new_id(),
         }
+        if isinstance(queue, str):
+            path = f"/v1/queues/{convert(queue, Name)}/lease"
+        else:
+            path, body["queues"] = "/v1/lease", [convert(name, Name) for name in queue]
         answer = await self._calls.call(
             "POST",
-            f"/v1/queues/{convert(queue, Name)}/lease",
+            path,
             body,
             timeout_s=wait_s + ANSWER_ALLOWANCE_S,
             retry_for_s=retry_for_s,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,12 +16,14 @@ from fencepost.worker import Handler, Worker
 from fencepost.worker_stats import WorkerStats
 
 
-def run_worker(base_url: str, token: str, queue: str, handler: Handler, **options: Any) -> WorkerStats:
+def run_worker(base_url: str, token: str, queue: str | Sequence[str], handler: Handler, **options: Any) -> WorkerStats:
     """Work until SIGTERM or SIGINT, then drain; the options are those of Worker. Returns what was counted."""
     return asyncio.run(_work(base_url, token, queue, handler, options))
 
 
-async def _work(base_url: str, token: str, queue: str, handler: Handler, options: dict[str, Any]) -> WorkerStats:
+async def _work(
+    base_url: str, token: str, queue: str | Sequence[str], handler: Handler, options: dict[str, Any]
+) -> WorkerStats:
     async with FencepostClient(base_url, token) as client:
         worker = Worker(client, queue, handler, **options)
         await worker.run()
@@ -37,7 +40,7 @@ class SyncWorker:
         self,
         base_url: str,
         token: str,
-        queue: str,
+        queue: str | Sequence[str],
         handler: Handler,
         *,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -75,5 +78,7 @@ class SyncWorker:
             self._thread.close()
 
 
-async def _made(client: FencepostClient, queue: str, handler: Handler, options: dict[str, Any]) -> Worker:
+async def _made(
+    client: FencepostClient, queue: str | Sequence[str], handler: Handler, options: dict[str, Any]
+) -> Worker:
     return Worker(client, queue, handler, **options)

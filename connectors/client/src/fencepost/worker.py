@@ -1,4 +1,4 @@
-"""Leases runs of a queue and executes a handler for each, within what the leases allow."""
+"""Leases runs of a queue, or of several, and executes a handler for each, within what the leases allow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -34,8 +34,9 @@ LEASE_MAX = 1000
 
 
 class Worker:
-    """Executes runs of one queue until it is told to drain.
+    """Executes runs of its queue until it is told to drain.
 
+    queue: or up to 100 queues, which one poll waits on and which share the slots; `ctx.queue` tells whose run it is.
     handler: gets a RunContext. An `async` one runs on the loop and is cancelled when it must stop; a plain one runs in
     a thread and must look at `ctx.stopping`. What it returns (a JSON value of at most 64 KiB, or None) is the run's
     result; an exception fails the attempt, see PermanentFailure, RetryLater and Snooze.
@@ -48,7 +49,7 @@ class Worker:
     def __init__(
         self,
         client: FencepostClient,
-        queue: str,
+        queue: str | Sequence[str],
         handler: Handler,
         *,
         slots: int = 10,
