@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
-from rocksdict import Rdict, WriteBatch
+from rocksdict import Rdict, WriteBatch, WriteOptions
 
 from schemas.events import Event
 from streams.timers import (
@@ -31,6 +31,10 @@ from streams.timing_store import hold_compaction, iterate, open_store, unlogged
 _NEVER_US = (1 << 63) - 1
 
 
+_REPLAYED_AT_MOST_BYTES = 1 << 20
+_MANY = 50_000  # keys; fewer are not worth a file of their own at once
+
+
 class TimingState:
     """One partition's state, in a folder of its own. Not thread-safe; calls take microseconds and do not sync."""
 
@@ -39,7 +43,8 @@ class TimingState:
         self._leases_from_us = 0  # no lease that is known here ends before
 
     def close(self) -> None:
-        self._db.flush()  # else the next start would replay the log
+        if (self._db.property_int_value("rocksdb.cur-size-all-mem-tables") or 0) > _REPLAYED_AT_MOST_BYTES:
+            self._db.flush()  # else the next start would replay all of it from the log
         self._db.close()
 
     def position(self) -> Position | None:
@@ -155,14 +160,15 @@ def scan_key(instant_us: int, key: bytes = b"") -> bytes:
 
 
 class Filling:
-    """Rows on their way into an empty state: each key is written once, so nothing is looked up and nothing is logged.
+    """Rows on their way into an empty state: each key is written once, so nothing is looked up, and little is logged.
 
     Nothing of it is sure before done(): what was filled halfway is cleared and filled anew.
     """
 
     def __init__(self, db: Rdict) -> None:
-        self._db, self._unlogged, self._batch = db, unlogged(), WriteBatch(raw_mode=True)
-        hold_compaction(db, True)
+        self._db, self._batch = db, WriteBatch(raw_mode=True)
+        self._written = 0
+        self._unlogged: WriteOptions | None = None
 
     def add_waiting(self, run_id: bytes, due_us: int, version: int, run: WaitingRun) -> None:
         self._place(run_id, b"d", due_us, version, encode(run))
@@ -178,14 +184,19 @@ class Filling:
 
     def write(self) -> None:
         """Now and then: what was added leaves this process's hands."""
+        self._written += len(self._batch)
+        if self._written > _MANY and self._unlogged is None:
+            self._unlogged = unlogged()
+            hold_compaction(self._db, True)
         self._db.write(self._batch, self._unlogged)
         self._batch = WriteBatch(raw_mode=True)
 
     def done(self) -> None:
-        """All of it is on disk once this returns."""
+        """All of it is kept once this returns. A partition with little in it has nothing to wait for."""
         self.write()
-        self._db.flush()
-        hold_compaction(self._db, False)
+        if self._unlogged is not None:
+            self._db.flush()
+            hold_compaction(self._db, False)
 
     def _place(self, run_id: bytes, kind: bytes, instant_us: int, version: int, value: bytes) -> None:
         self._batch.put(kind + TIME.pack(instant_us) + run_id, value)

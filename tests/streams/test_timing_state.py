@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from schemas.events import Event
 from schemas.ids import run_id_for
+from streams import timing_state
 from streams.timers import Position, WaitingRun, from_us, to_us
 from streams.timing_state import TimingState, scan_key
 from streams.timing_store import iterate
@@ -240,7 +241,11 @@ def test_clearing_forgets_everything(state: TimingState) -> None:
     assert (state.position(), state.run_ids(b"", 10), state.job_ids(b"", 10), all_due(state)) == (None, [], [], [])
 
 
-def test_a_state_that_was_filled_is_the_one_that_was_folded_and_stays_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("many", [0, 1_000])
+def test_a_state_that_was_filled_is_the_one_that_was_folded_and_stays_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int
+) -> None:
+    monkeypatch.setattr(timing_state, "_MANY", many)
     waiting, held, once = uuid4(), uuid4(), '{"schedule":{"runAt":"2100-01-01T00:00:00Z"}}'
     folded, filled = TimingState(tmp_path / "folded"), TimingState(tmp_path / "filled")
     folded.fold([scheduled(waiting, 3, START_US, job=1), leased(held, 2, START_US + 9)])
