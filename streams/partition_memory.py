@@ -148,13 +148,13 @@ class PartitionMemory:
         self._load_from_us = 0 if self._runs.short or self._jobs.short else until_us + LOAD_STEP_US
         return self._runs.has_more(now_us) or self._jobs.has_more(now_us)
 
-    def pop_due(self, now_us: int) -> Fired:
-        """Take out what is due; runs that are hinted stay under watch."""
+    def pop_due(self, now_us: int, ahead_us: int = 0) -> Fired:
+        """Take out what is due; runs that are hinted stay under watch, and may be hinted so much ahead."""
         fired = Fired()
         for cursor_us, job_id in self._jobs.wheel.pop_timers(now_us, LOAD_LIMIT):
             (fired.late_jobs if now_us - cursor_us > GRACE_US else fired.jobs).append(job_id)
-        for run_id in self._runs.wheel.pop_due(now_us, LOAD_LIMIT):
-            self._collect(fired, run_id, now_us)
+        for run_id in self._runs.wheel.pop_due(now_us + ahead_us, LOAD_LIMIT):
+            self._collect(fired, run_id, now_us, ahead_us=ahead_us)
         return fired
 
     def may_be_unleased(self, now_us: int) -> bool:
@@ -209,21 +209,22 @@ class PartitionMemory:
         """The runs that were withheld until these jobs' pending occurrences were decided; they are not any more."""
         return [run_id for job_id in job_ids if (run_id := self._withheld.pop(job_id, None)) is not None]
 
-    def next_due_us(self) -> int | None:
+    def next_due_us(self, ahead_us: int = 0) -> int | None:
         """When to look again, as far as is known."""
-        instants = [at for at in (self._runs.next_us(), self._jobs.next_us()) if at is not None]
-        return min(instants, default=None)
+        run_us, job_us = self._runs.next_us(), self._jobs.next_us()
+        instants = [job_us, None if run_us is None else run_us - ahead_us]
+        return min((at for at in instants if at is not None), default=None)
 
     def retry_job(self, job_id: bytes, at_us: int) -> None:
         """Look at the job again later: deciding its occurrence did not work."""
         self._jobs.wheel.add(job_id, at_us)
 
-    def _collect(self, fired: Fired, run_id: bytes, now_us: int, *, admitted: bool = False) -> None:
+    def _collect(self, fired: Fired, run_id: bytes, now_us: int, *, admitted: bool = False, ahead_us: int = 0) -> None:
         found = self.state.waiting(run_id)
         if found is None:
             return
         due_us, run = found
-        if due_us > now_us:
+        if due_us > now_us + (0 if run.gated else ahead_us):  # a gate is passed when it is due
             self._runs.retime(run_id, due_us)
         elif now_us - due_us > GRACE_US and self._is_undecided(run_id, run.job_id, now_us):
             self._withheld[run.job_id] = run_id

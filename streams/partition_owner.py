@@ -125,15 +125,18 @@ class PartitionOwner:
         EVENTS_FOLDED.inc(len(events))
         self._around.wake_timekeeper()
 
-    def tick(self, now_us: int) -> int | None:
-        """Hint what is due and queue what is to be decided; returns when to look again, as far as is known."""
+    def tick(self, now_us: int, ahead_us: int = 0) -> int | None:
+        """Hint what is due and queue what is to be decided; returns when to look again, as far as is known.
+
+        ahead_us: how long before they are due runs are hinted.
+        """
         more = self._memory.load(now_us)
-        fired = self._memory.pop_due(now_us)
+        fired = self._memory.pop_due(now_us, ahead_us)
         if fired.oldest_due_us is not None:
-            HINT_LATENESS_SECONDS.observe((now_us - fired.oldest_due_us) / 1e6)
+            HINT_LATENESS_SECONDS.observe(max(0, now_us - fired.oldest_due_us) / 1e6)
         self._announce(fired)
         self.decider.take(fired)
-        next_us = now_us if more else self._memory.next_due_us()
+        next_us = now_us if more else self._memory.next_due_us(ahead_us)
         self.decider.looked(now_us, is_popped=next_us is None or next_us > now_us)
         return next_us
 

@@ -279,3 +279,25 @@ def test_a_gated_run_is_hinted_only_once_it_was_admitted(memory: PartitionMemory
     assert memory.pop_unleased(START_US + 10 * REHINT_AFTER_US) == []
     assert memory.admitted([run_id.bytes], START_US).runs == {MAIL: [run_id.bytes]}
     assert memory.pop_unleased(START_US + REHINT_AFTER_US) == [run_id.bytes]
+
+
+def test_runs_may_be_hinted_ahead_but_neither_gated_ones_nor_decisions_come_before_their_time(
+    memory: PartitionMemory,
+) -> None:
+    ahead_us = 500
+    plain, gated = overdue(memory, 1, START_US), overdue(memory, 2, START_US, gated=True)
+    memory.load(START_US - ahead_us)
+    assert memory.pop_due(START_US - ahead_us - 1, ahead_us).runs == {}
+    fired = memory.pop_due(START_US - ahead_us, ahead_us)
+    assert (fired.runs, fired.gated, fired.jobs) == ({MAIL: [plain.bytes]}, [], [])
+    fired = memory.pop_due(START_US, ahead_us)
+    assert (fired.runs, fired.gated) == ({}, [gated.bytes])
+    assert sorted(fired.jobs) == [job_id(1).bytes, job_id(2).bytes]
+
+
+def test_what_is_hinted_ahead_is_looked_for_ahead(memory: PartitionMemory) -> None:
+    memory.fold([scheduled(uuid4(), 1, START_US + LOAD_STEP_US)])
+    memory.load(START_US)
+    at_us = memory.next_due_us()
+    assert at_us is not None
+    assert memory.next_due_us(500) == at_us - 500
