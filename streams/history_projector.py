@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 # A transaction takes about 15 ms however small it is, so small ones wait for company; in a stream of events it pays to
 # wait longer.
 GATHER_S = 0.2
+ALONE_S = 0.05  # after silence: what comes is most likely alone
 STREAM_EVENTS = 500  # that came within that time
 STREAM_GATHER_S = 1.0
 BATCH_EVENTS = 20_000
@@ -68,6 +69,7 @@ class HistoryProjector:
         self._gather_s = gather_s
         self._stream_gather_s = stream_gather_s
         self._lag: Mapping[int, int] = {}
+        self._was_silent = True
 
     @property
     def lag(self) -> Mapping[int, int]:
@@ -128,14 +130,15 @@ class HistoryProjector:
         batches: list[Batch] = []
         events = 0
         first = consumer.poll(IDLE_S)
+        began, least_s = time.monotonic(), ALONE_S if self._was_silent else self._gather_s
+        self._was_silent = first is None
         messages = [] if first is None else [first]
-        began = time.monotonic()
         while messages:
             for message in messages:
                 if _is_record(message):
                     batches.append(self._read(message))
                     events += len(batches[-1].rows)
-            gather_s = self._stream_gather_s if events >= STREAM_EVENTS else self._gather_s
+            gather_s = self._stream_gather_s if events >= STREAM_EVENTS else least_s
             left_s = began + gather_s - time.monotonic()
             is_full = events >= BATCH_EVENTS
             messages = consumer.consume(READ_RECORDS, timeout=left_s) if left_s > 0 and not is_full else []

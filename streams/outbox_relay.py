@@ -32,9 +32,10 @@ BATCH_MAX_ROWS = 500
 FIRST_BATCH_ROWS = 16
 
 # A batch costs about a millisecond however small it is, so what comes next waits for company. A look that finds nothing
-# costs half of one: what comes after some silence is as late as the next look is.
+# costs half of one: what comes after a long silence is as late as the next look is.
 _COMPANY_S = 0.05
-_IDLE_MAX_S = 0.25
+_IDLE_GROWTH = 1.2
+_IDLE_MAX_S = 0.4
 _STANDBY_S = 0.5
 _RETRY_S = 0.5
 _ACK_LOOK_S = 0.5
@@ -107,7 +108,7 @@ class OutboxRelay:
                 if rows:
                     await self._move(conn, publisher, rows, stop)
                 if len(rows) < wanted:
-                    idle_s = _COMPANY_S if rows else min(2 * idle_s, _IDLE_MAX_S)
+                    idle_s = _COMPANY_S if rows else min(_IDLE_GROWTH * idle_s, _IDLE_MAX_S)
                     await _pause(stop, idle_s)
         finally:
             await asyncio.to_thread(publisher.close)
