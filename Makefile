@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: help setup lock copies format check test demo bench bench-lateness bench-mix bench-drain bench-enqueue \
-	bench-heartbeats bench-takeover bench-idle up down clean
+	bench-heartbeats bench-takeover bench-idle bench-backlog bench-soak up down clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,7 +40,7 @@ check: setup  ## formatter, linter, types, import directions
 	lint-imports
 
 test: setup  ## the whole suite on real Kafka and Postgres, which it starts and stops itself, in two processes
-	pytest -n 2 --dist loadgroup
+	pytest -n 2 --dist loadgroup --durations=25
 
 demo: setup  ## one run's whole life: the stack, the real schedules, 1,000 one-off jobs, two workers, the proof
 	python -m examples.demo
@@ -71,6 +71,12 @@ bench-takeover: setup  ## owning 200,000 timers, from the ledger and from local 
 
 bench-idle: setup  ## CPU with 100,000 idle schedules, and with 5,000 queues that are waited on
 	python -m bench.idle $(BENCH)
+
+bench-backlog: setup  ## lateness and a drain beside 5,000,000 due runs of 1,000 tenants in 5,000 queues
+	python -m bench.backlog $(BENCH)
+
+bench-soak: setup  ## an hour at 70 % of what this machine can do: does anything grow?
+	python -m bench.soak $(BENCH)
 
 up: setup  ## start everything on this machine, with its data under state/
 	fencepostd up

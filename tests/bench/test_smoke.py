@@ -14,7 +14,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import bench.cluster
-from bench import drain, enqueue, heartbeats, idle, lateness, mix, takeover
+from bench import backlog, drain, enqueue, heartbeats, idle, lateness, mix, soak, takeover
 from bench.all import BENCHES
 from bench.benchmark import Stage
 from bench.compare import OURS, table
@@ -70,3 +70,23 @@ def test_every_benchmark_writes_its_figures_with_their_units(
     assert set(written) - {*TINY[name]._fields, "rounds"} == set(found.flat())
     assert [figure for figure in found.flat() if not UNIT.fullmatch(figure)] == []
     assert all(value >= 0 for figure, value in found.medians[OURS].items() if "memory" not in figure)
+
+
+def test_a_soak_watches_lateness_sizes_memory_and_files(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "SAMPLE_S", 1.2)
+    found = soak.measure(stage.local, minutes=2, share=0.7, rate=10.0, period_s=1)
+    assert found["runs/s"] > 0
+    assert found["earliest of all, ms"] >= 0
+    told = {"rows of runs, MB", "indexes of jobs, MB", "memory of api, MB", "files of streams-0, open"}
+    assert set(found) >= told | {f"{name}, ratio to the second quarter" for name in told}
+
+
+def test_a_backlog_is_written_and_hinted_and_others_work_beside_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"ONE_OFFS": 3, "SPREAD_S": 0.3, "NOTICE_S": 1.0, "LOOK_S": 0.5}.items():
+        monkeypatch.setattr(backlog, name, value)
+    found = backlog.measure(stage.local, runs=400, queues=20, tenants=4, drain=20)
+    assert found["backlog, runs"] == 400
+    assert found["beside the backlog: spread min, ms"] >= 0
+    assert found["beside the backlog: drained, runs/s"] > 0
