@@ -40,6 +40,7 @@ QUEUE = "scale"
 QUIET_FOR = timedelta(hours=3)
 PERIOD_S = 60
 A_TRANSACTION = 1_000
+JOBS_A_PATTERN = 100  # about: to look at each costs as much as to write ten jobs
 TELL_EVERY_S = 10.0
 _MINUTE = re.compile(r"(\d{1,2}|H) ")
 _HASHED = re.compile(r"(?:^|[ ,])H(?![A-Za-z])")
@@ -83,8 +84,11 @@ def load(wanted: Load) -> float:
 
 
 def _tell(done: int, wanted: int, seconds: float) -> None:
-    left_s = (wanted - done) / max(done / seconds, 1e-9)
-    say(f"scale: {done:,} of {wanted:,} schedules, {done / seconds:,.0f}/s, about {left_s / 60:.0f} min left")
+    if done == 0:
+        say("scale: preparing the schedules")
+        return
+    left_min = (wanted - done) / done * seconds / 60
+    say(f"scale: {done:,} of {wanted:,} schedules, {done / seconds:,.0f}/s, about {left_min:.0f} min left")
 
 
 async def _take_all(wanted: Load) -> list[Fence]:
@@ -160,7 +164,7 @@ def quiet_patterns(wanted: Load) -> list[Pattern]:
         return []
     found: list[Pattern] = []
     real = real_schedules()
-    minutes = range(60 if total > 100 * len(real) else 1)
+    minutes = range(min(60, max(1, total // (JOBS_A_PATTERN * len(real)))))
     for (expr, zone), count in real.items():
         with suppress(CommandRejected):  # of another dialect
             for cron, share in _spread(expr, count, minutes):
