@@ -15,9 +15,9 @@ class LedgerClock:
     """An estimate of the ledger's time, never ahead of it by more than the steadiness of the two clocks.
 
     Each sample asks the ledger once. The answer was true somewhere within the round trip, so the estimate takes the
-    earliest it can have been: a hint that goes out by it is late by at most a round trip and never early. The sample
-    with the shortest round trip among the last few wins; those that the newest contradicts are forgotten: the ledger's
-    clock was set, or another machine is the ledger now.
+    earliest it can have been: what is done by it is late by at most a round trip and never early. The sample with the
+    shortest round trip among the last few wins; those that the newest contradicts are forgotten: the ledger's clock was
+    set, or another machine is the ledger now.
     """
 
     def __init__(self) -> None:
