@@ -6,13 +6,13 @@ of its owner; one statement a period for all of them costs an idle process next 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
 from ledger.connection import Pool
 from ledger.fence import say_decided
 from schemas.errors import LedgerUnavailable
+from streams.beat import beat
 from streams.partition_owner import PartitionOwner
 from streams.timers import from_us
 
@@ -24,7 +24,7 @@ PERIOD_S = 2.0
 async def keep_decided_through(pool: Pool, owners: Callable[[], Iterable[PartitionOwner]]) -> None:
     """Say it now and then until cancelled; what the ledger is away for is said the next time."""
     while True:
-        await asyncio.sleep(PERIOD_S)
+        await beat(PERIOD_S)
         try:
             await say_decided_through(pool, owners)
         except LedgerUnavailable as error:

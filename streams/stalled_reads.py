@@ -6,12 +6,12 @@ Faust drops it in a rebalance, or a seek gets lost, nobody would read it until t
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from streams.beat import beat
 from streams.metrics import COMMANDS_READ_AGAIN
 from streams.ownership import Ownership
 
@@ -26,7 +26,7 @@ async def read_what_stalls(ownership: Ownership, end_of: Callable[[int], int | N
     """Look now and then, for ever. end_of: the topic's end in a partition as the consumer knows it, None if not yet."""
     watch = StallWatch()
     while True:
-        await asyncio.sleep(PERIOD_S)
+        await beat(PERIOD_S)
         inboxes = {owner.fence.partition: owner.inbox for owner in ownership.owners()}
         reading = {partition: inbox.next_offset for partition, inbox in inboxes.items() if not inbox.full}
         for partition in watch.stalled(
