@@ -103,5 +103,6 @@ def run_until_signalled(main: Callable[[Stop], Coroutine[Any, Any, None]]) -> No
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await main(stop)
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # of Faust's thread, too, whose loop costs as much as ours
+    with asyncio.Runner() as runner:
         runner.run(signalled())

@@ -18,7 +18,7 @@ from typing import Any
 
 import faust
 from aiokafka.errors import IllegalStateError
-from faust.transport.drivers.aiokafka import Consumer, Transport
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
 from faust.types import TP
 
 from streams.breath import Breath
@@ -30,10 +30,23 @@ log = logging.getLogger(__name__)
 TAKE_OVER_WAIT_S = 1.0  # in a rebalance, in which nothing is read; who needs longer joins in by itself
 SESSION_TIMEOUT_S = 6.0
 HEARTBEAT_INTERVAL_S = 1.0
+FETCHER_LOOK_S = 1.0
+
+
+class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
+    """aiokafka's fetcher looks five times a second for what it is told of anyway."""
+
+    def _create_worker_consumer(self, transport: Transport) -> Any:
+        consumer = super()._create_worker_consumer(transport)
+        consumer._consumer_timeout = FETCHER_LOOK_S
+        return consumer
 
 
 class LedgerConsumer(Consumer):  # type: ignore[misc]
     """A consumer whose committed offsets are the ledger's, and whose records go to their owners."""
+
+    def _new_consumer_thread(self) -> _ConsumerThread:
+        return _ConsumerThread(self, loop=self.loop, beacon=self.beacon)
 
     async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
         """What Faust asks for what was fetched: nothing comes of it but what the owners' inboxes take in."""
