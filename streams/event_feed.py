@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 500  # records; each has up to a thousand events
 EVENTS_AT_ONCE = 2_000  # on the loop, some 10 ms
-POLL_S = 0.1
+POLL_S = 0.25
 OFFSET_TIMEOUT_S = 5.0
 # In the order of Event's.
 _FIELDS = (
@@ -66,7 +66,7 @@ class EventFeed:
             "group.id": "fencepost-owner-feed",  # asked for by the library; we neither join nor commit
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
-            "fetch.wait.max.ms": 100,
+            "fetch.wait.max.ms": 500,  # a broker answers as soon as it has a byte
             "fetch.min.bytes": 1,
             "isolation.level": "read_committed",
             **(kafka_config or {}),
