@@ -65,7 +65,7 @@ class ReadyHints:
             "group.id": "fencepost-api-ready",  # librdkafka asks for one; nothing is ever committed to it
             "enable.auto.commit": False,
             "auto.offset.reset": "latest",
-            "fetch.wait.max.ms": 100,  # a broker answers as soon as it has a byte; the fallback one only after this
+            "fetch.wait.max.ms": 250,  # a broker answers as soon as it has a byte; the fallback one only after this
             "fetch.queue.backoff.ms": 1,
             "topic.metadata.refresh.interval.ms": 30_000,
             "error_cb": self._failed,
@@ -125,7 +125,8 @@ class ReadyHints:
             latest = [TopicPartition(self._topic, each.partition, OFFSET_END) for each in consumer.assignment()]
             answered = not any(end.error for end in consumer.offsets_for_times(latest, timeout=_PROBE_TIMEOUT_S))
         except KafkaException as error:
-            log.warning("hints cannot be read: %s", error)
+            if self._read_until:
+                log.warning("hints cannot be read: %s", error)
             answered = False
         now = time.monotonic()
         self._probe_at = now + _PROBE_EVERY_S
