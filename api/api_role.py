@@ -10,9 +10,8 @@ from collections.abc import Iterator
 import uvicorn
 
 from api.app import Api, ApiSettings
-from ledger.connection import ledger_pool
+from ledger.shards import Shards
 
-POOL_SIZE = 12
 STOP_GRACE_S = 10
 KEEP_ALIVE_S = 75
 DATE_EVERY_S = 1.0
@@ -25,9 +24,9 @@ class ApiRole:
     port: 0 for a free one; `url` tells which. ready: set once the socket is answered.
     """
 
-    def __init__(self, dsn: str, host: str, port: int, settings: ApiSettings) -> None:
+    def __init__(self, shards: Shards, host: str, port: int, settings: ApiSettings) -> None:
         """Raises OSError when the port is taken."""
-        self._dsn = dsn
+        self._shards = shards
         self._settings = settings
         self._host = host
         self._socket = socket.create_server((host, port), backlog=BACKLOG)
@@ -40,10 +39,9 @@ class ApiRole:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop`; then answer who waits, finish what is under way, and return."""
         with self._socket:
-            async with ledger_pool(self._dsn, size=POOL_SIZE, name="fencepost-api") as pool:
-                api = Api(pool, self._settings)
-                async with api.running():
-                    await self._serve(api, stop)
+            api = Api(self._shards, self._settings)
+            async with api.running():
+                await self._serve(api, stop)
 
     async def _serve(self, api: Api, stop: asyncio.Event) -> None:
         config = uvicorn.Config(

@@ -43,7 +43,7 @@ from api.runs import Runs
 from api.schedules import preview_schedule
 from api.whoami import whoami
 from api.why import Why
-from ledger.connection import Pool
+from ledger.shards import Shards
 from ledger.tokens import Role
 from schemas import http, http_declarations, http_explanations, http_operations
 from schemas.codec import Codec
@@ -63,7 +63,6 @@ class ApiSettings:
     applied_within_s: how long a caller waits to see the effect of a command before the answer is 202.
     """
 
-    partitions: int
     bootstrap: str
     commands_topic: str
     ready_topic: str
@@ -76,20 +75,20 @@ class ApiSettings:
 class Api:
     """Everything behind the routes, for one ledger. Belongs to one event loop; `running` brings it to life."""
 
-    def __init__(self, pool: Pool, settings: ApiSettings) -> None:
+    def __init__(self, shards: Shards, settings: ApiSettings) -> None:
         bootstrap, codec, kafka = settings.bootstrap, settings.codec, settings.kafka_config
         self.metrics = ApiMetrics()
         self.index = ReadyIndex(on_drop=self._dropped)
         self.hints = ReadyHints(bootstrap, settings.ready_topic, codec, self.index, self.metrics, kafka)
-        self.poll = ReadyPoll(pool, self.index, self.metrics, are_hints_read=self.hints.are_read)
+        self.poll = ReadyPoll(shards, self.index, self.metrics, are_hints_read=self.hints.are_read)
         self.history = HistoryClient(settings.history_url)
         self.producer = CommandProducer(bootstrap, settings.commands_topic, codec, kafka_config=kafka)
-        self.command_outcomes = CommandOutcomes(pool)
-        self.authenticator = Authenticator(pool)
-        self.leases = Leases(pool, self.index, self.poll, self.metrics)
-        ends = EndedAttempts(pool, self.history)
+        self.command_outcomes = {number: CommandOutcomes(pool) for number, pool in shards.pools.items()}
+        self.authenticator = Authenticator(shards.home)
+        self.leases = Leases(shards, self.index, self.poll, self.metrics)
+        ends = EndedAttempts(shards, self.history)
         self.outcomes = [
-            (Outcomes(kind, pool, settings.partitions, ends, self.metrics), single, batch)
+            (Outcomes(kind, shards, ends, self.metrics), single, batch)
             for kind, single, batch in (
                 (Complete(), http.Complete, http.CompleteBatch),
                 (Heartbeat(), http.Beat, http.BeatBatch),
@@ -98,19 +97,19 @@ class Api:
                 (Snoozing(), http.Snooze, http.SnoozeBatch),
             )
         ]
-        self.commands = CommandCalls(pool, self.producer, self.command_outcomes, settings.applied_within_s)
-        self.jobs = Jobs(pool, self.commands)
-        self.declared_jobs = DeclaredJobs(pool)
-        self.live_schedules = LiveSchedules(pool)
+        self.commands = CommandCalls(shards, self.producer, self.command_outcomes, settings.applied_within_s)
+        self.jobs = Jobs(shards, self.commands)
+        self.declared_jobs = DeclaredJobs(shards)
+        self.live_schedules = LiveSchedules(shards)
         self.backfills = Backfills(self.jobs, self.commands)
-        self.runs = Runs(pool, self.history)
-        self.run_commands = RunCommands(pool, self.runs, self.commands)
-        self.dead_letters = DeadLetters(pool, self.commands)
-        self.queues = Queues(pool, self.poll)
-        self.why = Why(pool, self.history, self.jobs)
-        self.doctor = Doctor(pool, self.producer, self.history)
+        self.runs = Runs(shards, self.history)
+        self.run_commands = RunCommands(shards, self.runs, self.commands)
+        self.dead_letters = DeadLetters(shards, self.commands)
+        self.queues = Queues(shards, self.poll)
+        self.why = Why(shards, self.history, self.jobs)
+        self.doctor = Doctor(shards, self.producer, self.history)
         self.queries = Queries(self.history)
-        self.health = Health(pool, self.producer, self.history, self.index, self.metrics)
+        self.health = Health(shards, self.producer, self.history, self.index, self.metrics)
 
     def _dropped(self, queue: Queue) -> None:
         """A run that the index had no room for."""
@@ -125,7 +124,8 @@ class Api:
     async def running(self) -> AsyncIterator[None]:
         """Reads hints, polls and watches outcomes inside; on the way out everything under way is finished first."""
         self.hints.start()
-        tasks = [asyncio.create_task(self.poll.run()), asyncio.create_task(self.command_outcomes.run())]
+        watches = [self.poll.run(), *(outcomes.run() for outcomes in self.command_outcomes.values())]
+        tasks = [asyncio.create_task(watch) for watch in watches]
         try:
             yield
         finally:

@@ -44,7 +44,7 @@ class Backfills:
             **command_head(call, "backfill", job.job_id), after=body.after, through=body.through, payload=payload
         )
         content = [body.after.astimezone(UTC), body.through.astimezone(UTC), json_value(payload)]
-        await self._commands.check_key(call, command.command_id, content)
+        await self._commands.check_key(call, command, content)
         if await self._commands.apply(command) is None:
             return accepted(command)
         return _answer(job, body, [http.BackfilledRun(fire, _run_id(job, fire, command.command_id)) for fire in fires])

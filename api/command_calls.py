@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -16,7 +16,8 @@ from api.command_producer import CommandProducer
 from api.endpoints import Call
 from api.problems import Problem, invalid, not_found
 from ledger.commands import APPLIED, UNCHANGED, Outcome, note_keyed_command, read_outcomes
-from ledger.connection import Pool, session
+from ledger.connection import session
+from ledger.shards import Shards
 from ledger.tokens import Identity
 from schemas.commands import Command
 from schemas.errors import JobConflict, JobUnknown
@@ -29,16 +30,16 @@ SENT_TOGETHER = 250
 
 
 class CommandCalls:
-    """applied_within_s: how long a caller waits to see the effect before the answer is 202."""
+    """outcomes: of each shard. applied_within_s: how long a caller waits to see the effect before the answer is 202."""
 
     def __init__(
         self,
-        pool: Pool,
+        shards: Shards,
         producer: CommandProducer,
-        outcomes: CommandOutcomes,
+        outcomes: Mapping[int, CommandOutcomes],
         applied_within_s: float,
     ) -> None:
-        self._pool = pool
+        self._shards = shards
         self._producer = producer
         self._outcomes = outcomes
         self._applied_within_s = applied_within_s
@@ -49,7 +50,7 @@ class CommandCalls:
         Raises KafkaUnavailable, or what the owner rejected the command for.
         """
         await self._producer.send(command)
-        outcome = await self._outcomes.wait_for(command.command_id, self._applied_within_s)
+        outcome = await self._outcome(command)
         if outcome is not None and outcome.outcome not in (APPLIED, UNCHANGED):
             raise _rejection(outcome)
         return outcome
@@ -61,16 +62,15 @@ class CommandCalls:
         """
         for start in range(0, len(commands), SENT_TOGETHER):
             await asyncio.gather(*map(self._producer.send, commands[start : start + SENT_TOGETHER]))
-        waits = (self._outcomes.wait_for(command.command_id, self._applied_within_s) for command in commands)
-        return list(await asyncio.gather(*waits))
+        return list(await asyncio.gather(*map(self._outcome, commands)))
 
-    async def was_applied(self, command_id: UUID) -> bool:
-        """Whether a command of this id, from an earlier call with the same key, has had its effect."""
-        async with session(self._pool) as conn:
+    async def was_applied(self, command_id: UUID, run_id: UUID) -> bool:
+        """Whether a command of this id about the run, from an earlier call with the same key, has had its effect."""
+        async with session(self._shards.of_run(run_id)) as conn:
             outcome = (await read_outcomes(conn, [command_id])).get(command_id)
         return outcome is not None and outcome.outcome in (APPLIED, UNCHANGED)
 
-    async def check_key(self, call: Call[Any], command_id: UUID, content: Any) -> None:
+    async def check_key(self, call: Call[Any], command: Command, content: Any) -> None:
         """Raises Problem 409 when the call's key came with another content before.
 
         content: what the caller asks for, as JSON-like values, equal for bodies that mean the same.
@@ -78,10 +78,14 @@ class CommandCalls:
         if idempotency_key(call) is None:
             return
         digest = hashlib.sha256(msgspec.json.encode(content, order="sorted")).digest()
-        async with session(self._pool) as conn:
-            known = await note_keyed_command(conn, command_id, digest)
+        async with session(self._shards.of_job(command.job_id)) as conn:
+            known = await note_keyed_command(conn, command.command_id, digest)
         if not known:
             raise Problem(409, "the key was used for this with another body", field=KEY_HEADER)
+
+    async def _outcome(self, command: Command) -> Outcome | None:
+        shard = self._shards.number_of(self._shards.partition_of_job(command.job_id))
+        return await self._outcomes[shard].wait_for(command.command_id, self._applied_within_s)
 
 
 def command_head(call: Call[Any], verb: str, job_id: UUID, *, run_id: UUID | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What became of commands: one task asks the ledger for all callers who wait."""
+"""What became of commands: one task asks a shard for all callers who wait."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import base64
 import binascii
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from uuid import UUID
 
 from api.auth import require_queue
@@ -13,8 +14,8 @@ from api.command_calls import CommandCalls, command_head
 from api.endpoints import Call, Reply
 from api.problems import invalid
 from ledger.commands import APPLIED
-from ledger.connection import Pool, session
 from ledger.dead_letters import DeadFilter, DeadRun, count_dead, list_dead
+from ledger.shards import Shards
 from ledger.tokens import Identity
 from schemas import http_operations as http
 from schemas.commands import LANES, ReplayRun
@@ -25,16 +26,15 @@ Place = tuple[datetime, UUID]
 
 
 class DeadLetters:
-    def __init__(self, pool: Pool, commands: CommandCalls) -> None:
-        self._pool = pool
+    def __init__(self, shards: Shards, commands: CommandCalls) -> None:
+        self._shards = shards
         self._commands = commands
 
     async def list(self, call: Call[http.DeadQuery]) -> http.DeadPage:
         """GET /v1/dead."""
         body = call.body
         which, after = _filter(call.identity, body), _place(body.after)
-        async with session(self._pool) as conn:
-            found = await list_dead(conn, which, limit=body.limit + 1, after=after)
+        found = await self._first(which, body.limit + 1, after)
         page = found[: body.limit]
         return http.DeadPage(runs=[_view(run) for run in page], next=_cursor(page) if len(found) > len(page) else None)
 
@@ -42,9 +42,8 @@ class DeadLetters:
         """POST /v1/dead/replay: those that died first. 202 when some were not seen applied in time."""
         body = call.body
         which, after = _filter(call.identity, body), _place(body.after)
-        async with session(self._pool) as conn:
-            matched = await count_dead(conn, which)
-            found = await list_dead(conn, which, limit=body.limit + 1, after=after)
+        matched = sum(await self._shards.ask_all(lambda conn: count_dead(conn, which)))
+        found = await self._first(which, body.limit + 1, after)
         chosen = found[: body.limit]
         replayed, status = len(chosen), 200
         if body.dry_run:
@@ -61,6 +60,11 @@ class DeadLetters:
             next=_cursor(chosen) if len(found) > len(chosen) else None,
         )
         return Reply(answer, status)
+
+    async def _first(self, which: DeadFilter, limit: int, after: Place | None) -> Sequence[DeadRun]:
+        """Those that died first, on whichever shard."""
+        found = await self._shards.ask_all(lambda conn: list_dead(conn, which, limit=limit, after=after))
+        return sorted(chain.from_iterable(found), key=lambda run: (run.died_at, run.run_id))[:limit]
 
 
 def _commands(call: Call[http.DeadReplay], runs: Sequence[DeadRun]) -> Iterator[ReplayRun]:

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import msgspec
 
 from api.endpoints import Call
 from api.jobs import job_view
-from ledger.connection import Pool, session
 from ledger.declarations import DeclaredJob, read_declared_jobs
+from ledger.shards import Shards
 from schemas.http_declarations import DeclaredJobView, DeclaredPage, DeclaredQuery
 from schemas.zones import TZDATA_VERSION
 
 
 class DeclaredJobs:
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
 
     async def list(self, call: Call[DeclaredQuery]) -> DeclaredPage:
         """A page of a set; a token that is scoped to queues sees the jobs of these."""
         identity, query = call.identity, call.body
         queues = None if identity.queues is None else sorted(identity.queues)
-        async with session(self._pool) as conn:
-            found = await read_declared_jobs(
+        found = await self._shards.ask_all(
+            lambda conn: read_declared_jobs(
                 conn, identity.tenant, query.declared_set, queues=queues, after=query.after, limit=query.limit + 1
             )
-        page = found[: query.limit]
-        after = page[-1].job.job_id if len(found) > len(page) else None
+        )
+        jobs = sorted(chain.from_iterable(found), key=lambda declared: declared.job.job_id)
+        page = jobs[: query.limit]
+        after = page[-1].job.job_id if len(jobs) > len(page) else None
         return DeclaredPage(jobs=[declared_view(declared) for declared in page], tzdata=TZDATA_VERSION, next=after)
 
 

@@ -6,26 +6,19 @@ Partitions, outbox, Kafka and history are everybody's; runs, pauses and decision
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
+from api.checkup import STALLED_LIMIT, UNDECIDED_WARN_S, Checkup, check_shard, together
 from api.command_producer import CommandProducer
 from api.endpoints import Call
 from api.history_client import HistoryAway, HistoryClient, HistoryHealth
-from ledger.checkups import (
-    PartitionsCheckup,
-    RunsCheckup,
-    StalledJob,
-    check_partitions,
-    check_runs,
-    stalled_jobs,
-    tzdata_versions,
-)
+from ledger.checkups import PartitionsCheckup, RunsCheckup, StalledJob
 from ledger.connection import Pool, session
-from ledger.outbox import outbox_lag
-from ledger.pauses import Pause, list_pauses
+from ledger.pauses import Pause
+from ledger.shards import Shards
 from schemas.commands import JobSpec
 from schemas.errors import InvalidSchedule, LedgerUnavailable
 from schemas.http import NoBody
@@ -37,58 +30,38 @@ PROBE_TIMEOUT_S = 2.0
 LEDGER_TIMEOUT_S = 10.0
 # An owner that dies is missed after 15 s (ARCHITECTURE, Failure table); what lasts longer is no handover.
 UNOWNED_FAIL_S = 15.0
-UNDECIDED_WARN_S = 60.0
 OVERDUE_WARN_S = 60.0
 EXPIRED_WARN_S, EXPIRED_FAIL_S = 5.0, 60.0
 OUTBOX_WARN_S, OUTBOX_FAIL_S = 10.0, 300.0
 HISTORY_WARN_RECORDS = 1_000
-STALLED_LIMIT = 1_000  # jobs whose definitions are looked at
 
 Status = Literal["ok", "warn", "fail"]
 _RANK: Sequence[Status] = ("ok", "warn", "fail")
 
 
-class Checkup(NamedTuple):
-    """What the ledger says, read in one session."""
-
-    partitions: PartitionsCheckup
-    runs: RunsCheckup
-    outbox_rows: int
-    outbox_s: float
-    pauses: list[Pause]
-    tzdata: set[str]
-    stalled: list[StalledJob]
-
-
 class Doctor:
-    def __init__(self, pool: Pool, producer: CommandProducer, history: HistoryClient) -> None:
-        self._pool = pool
+    def __init__(self, shards: Shards, producer: CommandProducer, history: HistoryClient) -> None:
+        self._shards = shards
         self._producer = producer
         self._history = history
 
     async def diagnose(self, call: Call[NoBody]) -> Diagnosis:
         """GET /v1/doctor. Every check has a finding, whatever is away."""
         tenant = call.identity.tenant
-        checkup, kafka, history = await asyncio.gather(
-            self._look_at_ledger(tenant),
+        checkups, kafka, history = await asyncio.gather(
+            asyncio.gather(*(self._look_at_shard(pool, tenant) for pool in self._shards.pools.values())),
             asyncio.to_thread(self._producer.reachable, PROBE_TIMEOUT_S),
             self._look_at_history(),
         )
-        findings = [*ledger_findings(checkup), kafka_finding(kafka), history_finding(history)]
+        shards = dict(zip(self._shards.pools, checkups, strict=True))
+        findings = [*ledger_findings(shards), kafka_finding(kafka), history_finding(history)]
         return Diagnosis(status=max((each.status for each in findings), key=_RANK.index), findings=findings)
 
-    async def _look_at_ledger(self, tenant: str) -> Checkup | str:
+    async def _look_at_shard(self, pool: Pool, tenant: str) -> Checkup | str:
         """What it says, or why it says nothing."""
         try:
-            async with asyncio.timeout(LEDGER_TIMEOUT_S), session(self._pool) as conn:
-                return Checkup(
-                    await check_partitions(conn),
-                    await check_runs(conn, tenant),
-                    *await outbox_lag(conn),
-                    await list_pauses(conn, tenant),
-                    await tzdata_versions(conn, tenant),
-                    await stalled_jobs(conn, tenant, UNDECIDED_WARN_S, STALLED_LIMIT),
-                )
+            async with asyncio.timeout(LEDGER_TIMEOUT_S), session(pool) as conn:
+                return await check_shard(conn, tenant)
         except (TimeoutError, LedgerUnavailable) as error:
             return str(error) or f"it did not answer within {LEDGER_TIMEOUT_S:g} s"
 
@@ -99,12 +72,18 @@ class Doctor:
             return str(error)
 
 
-def ledger_findings(checkup: Checkup | str) -> Iterator[Finding]:
-    """What can be told from the ledger; a single failure when it is away."""
-    if isinstance(checkup, str):
-        yield _finding("ledger", "fail", checkup, "start Postgres, or mend the way to it")
+def ledger_findings(shards: Mapping[int, Checkup | str]) -> Iterator[Finding]:
+    """What can be told from the shards that answer, each with its checkup; of the others, why they do not."""
+    away = {number: said for number, said in shards.items() if isinstance(said, str)}
+    found = [said for said in shards.values() if not isinstance(said, str)]
+    if away:
+        detail = "; ".join(said if len(shards) == 1 else f"shard {number}: {said}" for number, said in away.items())
+        yield _finding("ledger", "fail", detail, "start Postgres, or mend the way to it")
+    else:
+        yield _finding("ledger", "ok", "it answers" if len(shards) == 1 else f"all {len(shards)} shards answer")
+    if not found:
         return
-    yield _finding("ledger", "ok", "it answers")
+    checkup = together(found)
     yield _ownership(checkup.partitions)
     yield _decisions(checkup.partitions)
     yield _schedules(checkup.stalled)

@@ -18,8 +18,9 @@ from api.auth import require_queue
 from api.history_client import HistoryAway, HistoryClient, KnownRun
 from api.problems import Problem, not_found
 from ledger.completions import AttemptEnd, Completion, Ended, Failure, what_ended
-from ledger.connection import Pool, session
+from ledger.connection import session
 from ledger.runs import RunState, read_run
+from ledger.shards import Shards
 from ledger.tokens import Identity
 from schemas import http
 
@@ -49,8 +50,8 @@ class End(NamedTuple):
 class EndedAttempts:
     """Answers for single runs; no more than a few at a time, so that a flood of misses cannot starve the hot path."""
 
-    def __init__(self, pool: Pool, history: HistoryClient) -> None:
-        self._pool = pool
+    def __init__(self, shards: Shards, history: HistoryClient) -> None:
+        self._shards = shards
         self._history = history
         self._turns = asyncio.Semaphore(SIDE_BY_SIDE)
 
@@ -116,7 +117,7 @@ class EndedAttempts:
         self, identity: Identity, run_id: UUID, lease_token: int
     ) -> tuple[RunState | None, AttemptEnd | None]:
         """The ledger's row and the outbox's event of it, each None when it is not there or another tenant's."""
-        async with session(self._pool) as conn:
+        async with session(self._shards.of_run(run_id)) as conn:
             row = await read_run(conn, run_id)
             end = await what_ended(conn, run_id, lease_token)
         row = row if row and row.tenant == identity.tenant else None

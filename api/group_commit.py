@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
+from ledger.connection import Pool
+from ledger.shards import Shards
 from schemas.errors import TryAgain
 
 
@@ -140,6 +143,34 @@ class GroupCommit(Generic[C, R]):
             return
         for pending in batch:
             await self._write([pending])
+
+
+class ShardCommits(Generic[C, R]):
+    """A group commit for each shard: none waits for another shard's transactions. A call is about runs of one shard.
+
+    commit: as a Commit, on the sessions with a shard.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        commit: Callable[[Pool, Sequence[C]], Awaitable[Mapping[UUID, R]]],
+        *,
+        observe: Callable[[float], None],
+    ) -> None:
+        self._shards, self._commit, self._observe = shards, commit, observe
+        self._groups: dict[int, GroupCommit[C, R]] = {}
+
+    def of(self, shard: int) -> GroupCommit[C, R]:
+        group = self._groups.get(shard)
+        if group is None:
+            commit = partial(self._commit, self._shards.pools[shard])
+            group = self._groups[shard] = GroupCommit(commit, observe=self._observe)
+        return group
+
+    async def drain(self) -> None:
+        for group in self._groups.values():
+            await group.drain()
 
 
 def _fail(pending: Pending[C, R], error: Exception) -> None:

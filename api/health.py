@@ -1,7 +1,8 @@
 """/healthz, /readyz and /metrics: for machines that watch, without a token.
 
-Ready means that runs can be leased and finished, which takes the ledger alone: with Kafka or the history away the API
-goes on serving workers, and taking it out of a balancer would turn a small failure into a large one.
+Ready means that runs can be leased and finished, which takes the ledger alone, and of its shards home, which knows the
+tokens: with Kafka, the history or another shard away the API goes on serving workers, and taking it out of a balancer
+would turn a small failure into a large one.
 """
 
 from __future__ import annotations
@@ -18,20 +19,23 @@ from api.history_client import HistoryClient
 from api.metrics import ApiMetrics
 from api.ready_index import ReadyIndex
 from ledger.connection import Pool, ledger_now, session
+from ledger.shard_map import HOME
+from ledger.shards import Shards
 from schemas.errors import LedgerUnavailable
 from schemas.http import Readiness, encode
 
 PROBE_TIMEOUT_S = 1.0
 PROBE_EVERY_S = 1.0
+AWAY = "away"
 
 
 class Health:
     """Probes at most once a second, however many ask."""
 
     def __init__(
-        self, pool: Pool, producer: CommandProducer, history: HistoryClient, index: ReadyIndex, metrics: ApiMetrics
+        self, shards: Shards, producer: CommandProducer, history: HistoryClient, index: ReadyIndex, metrics: ApiMetrics
     ) -> None:
-        self._pool = pool
+        self._shards = shards
         self._producer = producer
         self._history = history
         self._index = index
@@ -44,7 +48,7 @@ class Health:
 
     async def readyz(self, _: Request) -> Response:
         readiness = await asyncio.shield(self._probe())
-        status = 200 if readiness.ledger == "ok" else 503
+        status = 200 if readiness.ledger != AWAY else 503
         return Response(encode(readiness), status, media_type="application/json")
 
     async def metrics(self, _: Request) -> Response:
@@ -59,16 +63,25 @@ class Health:
 
     async def _look(self) -> Readiness:
         ledger, kafka, history = await asyncio.gather(
-            self._ledger_answers(),
+            self._look_at_shards(),
             asyncio.to_thread(self._producer.reachable, PROBE_TIMEOUT_S),
             self._history.reachable(PROBE_TIMEOUT_S),
         )
-        return Readiness(*("ok" if up else "away" for up in (ledger, kafka, history)))
+        return Readiness(ledger, *("ok" if up else AWAY for up in (kafka, history)))
 
-    async def _ledger_answers(self) -> bool:
-        try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S), session(self._pool) as conn:
-                await ledger_now(conn)
-        except (TimeoutError, LedgerUnavailable):
-            return False
-        return True
+    async def _look_at_shards(self) -> str:
+        pools = self._shards.pools
+        answers = await asyncio.gather(*map(_answers, pools.values()))
+        away = [number for number, up in zip(pools, answers, strict=True) if not up]
+        if HOME in away:
+            return AWAY
+        return f"{AWAY}: shard {', '.join(map(str, away))}" if away else "ok"
+
+
+async def _answers(pool: Pool) -> bool:
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S), session(pool) as conn:
+            await ledger_now(conn)
+    except (TimeoutError, LedgerUnavailable):
+        return False
+    return True

@@ -18,8 +18,9 @@ from api.auth import require_queue
 from api.command_calls import KEY_HEADER, CommandCalls, command_head, command_id_of, idempotency_key
 from api.endpoints import Call, Reply
 from api.problems import Problem, invalid, invalid_schedule, not_found
-from ledger.connection import Pool, session
+from ledger.connection import session
 from ledger.jobs import Job, read_jobs
+from ledger.shards import Shards
 from ledger.tokens import Identity
 from schemas import http
 from schemas.commands import (
@@ -42,8 +43,8 @@ _SPEC_FIELDS = frozenset(JobSpec.__struct_fields__)
 
 
 class Jobs:
-    def __init__(self, pool: Pool, commands: CommandCalls) -> None:
-        self._pool = pool
+    def __init__(self, shards: Shards, commands: CommandCalls) -> None:
+        self._shards = shards
         self._commands = commands
 
     async def create(self, call: Call[http.NewJob]) -> Reply:
@@ -71,7 +72,7 @@ class Jobs:
         spec = job_spec(call.body, job.job_id)
         command = UpdateJob(**head, spec=spec, effective_from=effective_from, if_version=call.body.if_version)
         starts = effective_from and effective_from.astimezone(UTC)
-        await self._commands.check_key(call, command.command_id, [*_comparable(spec), starts])
+        await self._commands.check_key(call, command, [*_comparable(spec), starts])
         return await self._changed(call, job, command)
 
     async def pause(self, call: Call[http.NoBody]) -> Reply:
@@ -90,7 +91,7 @@ class Jobs:
         job = await self.known(call, alive=True)
         payload = None if call.body.payload is UNSET else payload_text(call.body.payload)
         command = TriggerJob(**command_head(call, "trigger", job.job_id), payload=payload)
-        await self._commands.check_key(call, command.command_id, json_value(payload))
+        await self._commands.check_key(call, command, json_value(payload))
         outcome = await self._commands.apply(command)
         if outcome is None or outcome.detail is None:
             return accepted(command)
@@ -120,7 +121,7 @@ class Jobs:
         return job
 
     async def _find(self, identity: Identity, job_id: UUID) -> Job | None:
-        async with session(self._pool) as conn:
+        async with session(self._shards.of_job(job_id)) as conn:
             job = (await read_jobs(conn, [job_id])).get(job_id)
         return job if job and job.tenant == identity.tenant else None
 

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from msgspec import Raw
 
 from api.endpoints import Call
 from ledger import live_schedules
-from ledger.connection import Pool, session
 from ledger.live_schedules import read_live_schedules
+from ledger.shards import Shards
 from schemas.http_declarations import LivePage, LiveQuery, LiveSchedule
 from schemas.zones import TZDATA_VERSION
 
 
 class LiveSchedules:
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
 
     async def list(self, call: Call[LiveQuery]) -> LivePage:
         """A page; a token that is scoped to queues sees the schedules of these."""
         identity, query = call.identity, call.body
         queues = None if identity.queues is None else sorted(identity.queues)
-        async with session(self._pool) as conn:
-            found = await read_live_schedules(
+        found = await self._shards.ask_all(
+            lambda conn: read_live_schedules(
                 conn, identity.tenant, queues=queues, after=query.after, limit=query.limit + 1
             )
-        page = found[: query.limit]
-        after = page[-1].job_id if len(found) > len(page) else None
+        )
+        schedules = sorted(chain.from_iterable(found), key=lambda live: live.job_id)
+        page = schedules[: query.limit]
+        after = page[-1].job_id if len(schedules) > len(page) else None
         return LivePage(schedules=[_view(live) for live in page], tzdata=TZDATA_VERSION, next=after)
 
 

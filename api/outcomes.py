@@ -17,14 +17,16 @@ from msgspec import Struct
 
 from api.ended_attempts import HISTORY_CATCHES_UP_S, EndedAttempts
 from api.endpoints import Call
-from api.group_commit import GroupCommit
+from api.group_commit import ShardCommits
 from api.metrics import ApiMetrics
 from api.outcome_kinds import Ask, Kind, caller_of
 from api.problems import Problem, invalid, not_found, problem_of
 from ledger.connection import Pool
 from ledger.fence import api_transaction
+from ledger.shards import Shards
 from ledger.tokens import Identity
 from schemas import http
+from schemas.errors import TryAgain
 from schemas.ids import partition_of_run
 
 A = TypeVar("A", bound=Ask)
@@ -42,18 +44,15 @@ class Asks(Generic[A]):
 
 
 class Outcomes(Generic[A, R]):
-    """Both endpoints of one kind. partitions: a run id of another partition is no run of this ledger."""
+    """Both endpoints of one kind."""
 
-    def __init__(
-        self, kind: Kind[Any, A, R], pool: Pool, partitions: int, ends: EndedAttempts, metrics: ApiMetrics
-    ) -> None:
+    def __init__(self, kind: Kind[Any, A, R], shards: Shards, ends: EndedAttempts, metrics: ApiMetrics) -> None:
         self.name = kind.name
         self._kind = kind
-        self._pool = pool
-        self._partitions = partitions
+        self._shards = shards
         self._ends = ends
-        self._group: GroupCommit[Asks[A], R] = GroupCommit(
-            self._write, observe=metrics.commit_batch_runs.labels(kind.name).observe
+        self._commits: ShardCommits[Asks[A], R] = ShardCommits(
+            shards, self._write, observe=metrics.commit_batch_runs.labels(kind.name).observe
         )
 
     async def single(self, call: Call[Any]) -> Struct:
@@ -62,7 +61,8 @@ class Outcomes(Generic[A, R]):
         if not self._is_ours(run_id):
             raise not_found("run")
         ask = self._kind.ask(run_id, call.body, caller_of(call.identity))
-        came = (await self._group.write(Asks([ask]))).get(run_id)
+        shard = self._shards.number_of(partition_of_run(run_id))
+        came = (await self._commits.of(shard).write(Asks([ask]))).get(run_id)
         if came is None:
             came = await self._kind.explain_miss(self._ends, call.identity, ask, _history_deadline())
         return self._kind.single(came)
@@ -70,22 +70,22 @@ class Outcomes(Generic[A, R]):
     async def batch(self, call: Call[Any]) -> http.BatchAnswer:
         """POST /v1/runs/<kind>: the answers in the order of the runs."""
         asks = self._asks(call)
-        came = await self._group.write(Asks(asks)) if asks else {}
-        misses = [ask for ask in asks if ask.run_id not in came]
-        missed = await self._explain_misses(call.identity, misses) if misses else {}
+        came, unknown = await self._write_parts(asks)
+        misses = [ask for ask in asks if ask.run_id not in came and ask.run_id not in unknown]
+        told = unknown | (await self._explain_misses(call.identity, misses) if misses else {})
         item = self._kind.item
         return http.BatchAnswer(
             [
-                item(run.run_id, came[run.run_id]) if run.run_id in came else missed.get(run.run_id, _lost(run.run_id))
+                item(run.run_id, came[run.run_id]) if run.run_id in came else told.get(run.run_id, _lost(run.run_id))
                 for run in call.body.runs
             ]
         )
 
     async def drain(self) -> None:
-        await self._group.drain()
+        await self._commits.drain()
 
     def _is_ours(self, run_id: UUID) -> bool:
-        return partition_of_run(run_id) < self._partitions
+        return partition_of_run(run_id) < self._shards.partitions
 
     def _asks(self, call: Call[Any]) -> list[A]:
         """The asks about runs that can exist. Raises Problem 422 naming the item's field."""
@@ -102,9 +102,26 @@ class Outcomes(Generic[A, R]):
                 raise invalid(f"runs.{position}.{problem.field}", problem.detail) from None
         return asks
 
-    async def _write(self, calls: Sequence[Asks[A]]) -> Mapping[UUID, R]:
+    async def _write_parts(self, asks: Sequence[A]) -> tuple[dict[UUID, R], dict[UUID, http.RunAnswer]]:
+        """What came of the asks, and for those whose shard is away an answer that says so. Raises when all are away."""
+        parts = self._shards.split(asks)
+        writes = (self._commits.of(shard).write(Asks(part)) for shard, part in parts.items())
+        answers = await asyncio.gather(*writes, return_exceptions=True)
+        all_away = all(isinstance(answer, TryAgain) for answer in answers)
+        came: dict[UUID, R] = {}
+        unknown: dict[UUID, http.RunAnswer] = {}
+        for part, answer in zip(parts.values(), answers, strict=True):
+            if not isinstance(answer, BaseException):
+                came |= {ask.run_id: answer[ask.run_id] for ask in part if ask.run_id in answer}
+            elif isinstance(answer, TryAgain) and not all_away:
+                unknown |= {ask.run_id: _lost(ask.run_id, str(answer), 503) for ask in part}
+            else:
+                raise answer
+        return came, unknown
+
+    async def _write(self, pool: Pool, calls: Sequence[Asks[A]]) -> Mapping[UUID, R]:
         asks = [ask for call in calls for ask in call.asks]
-        async with api_transaction(self._pool, [ask.run_id for ask in asks]) as conn:
+        async with api_transaction(pool, [ask.run_id for ask in asks]) as conn:
             return await self._kind.write(conn, asks)
 
     async def _explain_misses(self, identity: Identity, misses: Sequence[A]) -> dict[UUID, http.RunAnswer]:

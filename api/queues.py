@@ -1,6 +1,7 @@
 """Queues and the tenant as a whole: how much waits, settings, and pauses, during which nothing of theirs is leased.
 
-Waiting runs stay where they are and go on from there; what is leased is not touched.
+Waiting runs stay where they are and go on from there; what is leased is not touched. Settings and pauses are written to
+every shard, home first, since its own statements heed them; what they are is read from home.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from msgspec import UNSET
 from api.endpoints import Call
 from api.problems import Problem
 from api.ready_poll import ReadyPoll
-from ledger.connection import Connection, Pool, session
+from ledger.connection import session
 from ledger.pauses import (
     Pause,
     count_waiting,
@@ -21,99 +22,99 @@ from ledger.pauses import (
     resume_tenant,
 )
 from ledger.queue_settings import read_queue_settings, set_rate
+from ledger.shards import Shards
 from ledger.tokens import Identity
 from schemas import http_operations as http
 from schemas.http import NoBody
 
 
 class Queues:
-    """poll: told of a queue that goes on, so that who waits on it here need not wait for its next look."""
+    """poll: told of a queue that goes on, so that who waits on it here need not wait for its next look.
 
-    def __init__(self, pool: Pool, poll: ReadyPoll) -> None:
-        self._pool = pool
+    A call that changes something answers 503 when a shard is away; the others have it then, and the same call again
+    completes it.
+    """
+
+    def __init__(self, shards: Shards, poll: ReadyPoll) -> None:
+        self._shards = shards
         self._poll = poll
 
     async def show(self, call: Call[NoBody]) -> http.QueueView:
         """GET /v1/queues/{queue}."""
-        tenant, queue = call.identity.tenant, call.queue()
-        async with session(self._pool) as conn:
-            return await _queue_view(conn, tenant, queue)
+        return await self._view(call.identity.tenant, call.queue())
 
     async def change(self, call: Call[http.QueueSettings]) -> http.QueueView:
         """PATCH /v1/queues/{queue}. Owners follow within seconds: see streams/queue_rates.py."""
         tenant, queue, rate = call.identity.tenant, call.queue(), call.body.rate_per_second
-        async with session(self._pool) as conn:
-            if rate is not UNSET:
-                await set_rate(conn, tenant, queue, rate, call.identity.token_id)
-            return await _queue_view(conn, tenant, queue)
+        if rate is not UNSET:
+            await self._shards.tell_all(lambda conn: set_rate(conn, tenant, queue, rate, call.identity.token_id))
+        return await self._view(tenant, queue)
 
     async def pause(self, call: Call[NoBody]) -> http.QueueView:
         """POST /v1/queues/{queue}/pause."""
         tenant, queue = call.identity.tenant, call.queue()
-        async with session(self._pool) as conn:
-            await pause_queue(conn, tenant, queue, call.identity.token_id)
-            return await _queue_view(conn, tenant, queue)
+        await self._shards.tell_all(lambda conn: pause_queue(conn, tenant, queue, call.identity.token_id))
+        return await self._view(tenant, queue)
 
     async def resume(self, call: Call[NoBody]) -> http.QueueView:
         """POST /v1/queues/{queue}/resume."""
         tenant, queue = call.identity.tenant, call.queue()
-        async with session(self._pool) as conn:
-            await resume_queue(conn, tenant, queue)
-            view = await _queue_view(conn, tenant, queue)
+        await self._shards.tell_all(lambda conn: resume_queue(conn, tenant, queue))
+        view = await self._view(tenant, queue)
         self._poll.doubt((tenant, queue))
         return view
 
     async def show_tenant(self, call: Call[NoBody]) -> http.TenantView:
         """GET /v1/tenant."""
-        async with session(self._pool) as conn:
-            return await _tenant_view(conn, call.identity)
+        return await self._tenant_view(call.identity)
 
     async def pause_tenant(self, call: Call[NoBody]) -> http.TenantView:
         """POST /v1/tenant/pause."""
         _require_all_queues(call.identity)
-        async with session(self._pool) as conn:
-            await pause_tenant(conn, call.identity.tenant, call.identity.token_id)
-            return await _tenant_view(conn, call.identity)
+        identity = call.identity
+        await self._shards.tell_all(lambda conn: pause_tenant(conn, identity.tenant, identity.token_id))
+        return await self._tenant_view(identity)
 
     async def resume_tenant(self, call: Call[NoBody]) -> http.TenantView:
         """POST /v1/tenant/resume."""
         _require_all_queues(call.identity)
-        async with session(self._pool) as conn:
-            await resume_tenant(conn, call.identity.tenant)
-            return await _tenant_view(conn, call.identity)
+        identity = call.identity
+        await self._shards.tell_all(lambda conn: resume_tenant(conn, identity.tenant))
+        return await self._tenant_view(identity)
+
+    async def _view(self, tenant: str, queue: str) -> http.QueueView:
+        async with session(self._shards.home) as conn:
+            pauses = await list_pauses(conn, tenant, queue=queue)
+            settings = await read_queue_settings(conn, tenant, queue)
+        waiting = await self._shards.ask_all(lambda conn: count_waiting(conn, tenant, queue))
+        high, normal, low = map(sum, zip(*waiting, strict=True))
+        own = _of(pauses, queue)
+        return http.QueueView(
+            queue=queue,
+            paused=own is not None,
+            paused_at=own and own.paused_at,
+            tenant_paused=_of(pauses, None) is not None,
+            rate_per_second=settings.rate_per_s,
+            waiting=http.LaneCounts(high=high, normal=normal, low=low),
+        )
+
+    async def _tenant_view(self, identity: Identity) -> http.TenantView:
+        """The paused queues are those that the token may see."""
+        async with session(self._shards.home) as conn:
+            pauses = await list_pauses(conn, identity.tenant)
+        whole = _of(pauses, None)
+        queues = [pause.queue for pause in pauses if pause.queue is not None]
+        return http.TenantView(
+            tenant=identity.tenant,
+            paused=whole is not None,
+            paused_at=whole and whole.paused_at,
+            paused_queues=sorted(queue for queue in queues if identity.queues is None or queue in identity.queues),
+        )
 
 
 def _require_all_queues(identity: Identity) -> None:
     if identity.queues is not None:
         raise Problem(403, "the token is scoped to queues; this is about all of the tenant's", field="queue")
-
-
-async def _queue_view(conn: Connection, tenant: str, queue: str) -> http.QueueView:
-    pauses = await list_pauses(conn, tenant, queue=queue)
-    high, normal, low = await count_waiting(conn, tenant, queue)
-    settings = await read_queue_settings(conn, tenant, queue)
-    own = _of(pauses, queue)
-    return http.QueueView(
-        queue=queue,
-        paused=own is not None,
-        paused_at=own and own.paused_at,
-        tenant_paused=_of(pauses, None) is not None,
-        rate_per_second=settings.rate_per_s,
-        waiting=http.LaneCounts(high=high, normal=normal, low=low),
-    )
-
-
-async def _tenant_view(conn: Connection, identity: Identity) -> http.TenantView:
-    """The paused queues are those that the token may see."""
-    pauses = await list_pauses(conn, identity.tenant)
-    whole = _of(pauses, None)
-    queues = [pause.queue for pause in pauses if pause.queue is not None]
-    return http.TenantView(
-        tenant=identity.tenant,
-        paused=whole is not None,
-        paused_at=whole and whole.paused_at,
-        paused_queues=sorted(queue for queue in queues if identity.queues is None or queue in identity.queues),
-    )
 
 
 def _of(pauses: list[Pause], queue: str | None) -> Pause | None:

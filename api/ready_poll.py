@@ -1,7 +1,8 @@
 """The fallback of the hints: while somebody waits on a queue, look into the ledger for due runs that no hint told.
 
-One statement for all queues whose turn it is. Losing every hint costs seconds of lateness, never a run. While hints
-can be relied on a queue that gave nothing is looked at ever more rarely: owners hint again what nobody has leased.
+One statement a shard for all queues whose turn it is. Losing every hint costs seconds of lateness, never a run. While
+hints can be relied on a queue that gave nothing is looked at ever more rarely: owners hint again what nobody has
+leased.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import logging
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 
 from api.look_times import SOON_S, LookTimes
 from api.metrics import ApiMetrics
 from api.ready_index import Queue, ReadyIndex, ReadyRun
-from ledger.connection import Pool, session
 from ledger.partitions import owners_keep_up
 from ledger.runs import DueRun, find_due
+from ledger.shards import Shards
 from schemas.errors import LedgerUnavailable
 
 log = logging.getLogger(__name__)
@@ -39,14 +41,14 @@ class ReadyPoll:
 
     def __init__(
         self,
-        pool: Pool,
+        shards: Shards,
         index: ReadyIndex,
         metrics: ApiMetrics,
         *,
         interval_s: tuple[float, float] = (1.0, 2.0),
         are_hints_read: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._pool = pool
+        self._shards = shards
         self._index = index
         self._metrics = metrics
         self._interval_s = interval_s
@@ -110,8 +112,8 @@ class ReadyPoll:
         """Find out whether hints can be relied on: owners live and hear of what happens, and we hear of them."""
         self._judge_at = time.monotonic() + JUDGE_EVERY_S
         try:
-            async with session(self._pool) as conn:
-                trusted = await owners_keep_up(conn, OWNERS_LAG_S) and self._are_hints_read()
+            keep_up = await self._shards.ask_all(lambda conn: owners_keep_up(conn, OWNERS_LAG_S))
+            trusted = all(keep_up) and self._are_hints_read()
         except LedgerUnavailable:
             trusted = False
         if self._trusted and not trusted:
@@ -126,15 +128,11 @@ class ReadyPoll:
         for queue in queues:
             self._times.look(queue, began, interval_s, trusted=self._trusted)
         self._metrics.ready_polls.inc()
-        try:
-            async with session(self._pool) as conn:
-                found = await find_due(conn, list(queues), limit)
-        except LedgerUnavailable as error:
-            log.warning("cannot look for due runs: %s", error)
-            found = []
+        found = await self._find(list(queues), limit)
+        if found is None:
             for queue in queues:
                 self._times.again(queue, began + interval_s)
-        for queue, due in _by_queue(found).items():
+        for queue, due in _by_queue(found or ()).items():
             added = self._index.add(queue, due)
             self._metrics.polled_runs.inc(added)
             if max(Counter(run.lane for run in due).values()) >= limit:
@@ -144,6 +142,16 @@ class ReadyPoll:
                 self._times.again(queue, began + interval_s)
         for queue in queues:
             self._index.dismiss_impatient(queue)
+
+    async def _find(self, queues: Sequence[Queue], limit: int) -> list[DueRun] | None:
+        """What every shard that answers has, in turns: none's runs come behind all of another's. None: none answers."""
+        found = []
+        for shard, answer in (await self._shards.ask_each(lambda conn: find_due(conn, queues, limit))).items():
+            if isinstance(answer, LedgerUnavailable):
+                log.warning("cannot look for due runs on shard %d: %s", shard, answer)
+            else:
+                found.append(answer)
+        return [run for turn in zip_longest(*found) for run in turn if run is not None] if found else None
 
 
 def _by_queue(found: Collection[DueRun]) -> dict[Queue, list[ReadyRun]]:

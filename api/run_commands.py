@@ -8,8 +8,9 @@ from api.command_calls import CommandCalls, command_head, command_id_of, idempot
 from api.endpoints import Call, Reply
 from api.problems import Problem
 from api.runs import FoundRun, Runs, run_view
-from ledger.connection import Pool, session
+from ledger.connection import session
 from ledger.runs import RunState, read_run
+from ledger.shards import Shards
 from schemas import http_operations as http
 from schemas.commands import CancelRun, Command, ReplayRun
 from schemas.errors import TryAgain
@@ -19,8 +20,8 @@ CANCELLABLE = ("pending", "leased", "held")
 
 
 class RunCommands:
-    def __init__(self, pool: Pool, runs: Runs, commands: CommandCalls) -> None:
-        self._pool = pool
+    def __init__(self, shards: Shards, runs: Runs, commands: CommandCalls) -> None:
+        self._shards = shards
         self._runs = runs
         self._commands = commands
 
@@ -56,7 +57,9 @@ class RunCommands:
     async def _is_repeated(self, call: Call[NoBody], verb: str, run_id: UUID) -> bool:
         """A repetition must get its answer although the run is not any more as it was."""
         key = idempotency_key(call)
-        return key is not None and await self._commands.was_applied(command_id_of(call.identity, key, verb, run_id))
+        if key is None:
+            return False
+        return await self._commands.was_applied(command_id_of(call.identity, key, verb, run_id), run_id)
 
     async def _apply(self, call: Call[NoBody], command: Command, run_id: UUID, states: tuple[str, ...]) -> object:
         """As CommandCalls.apply; a run that changed meanwhile is told as what it has become."""
@@ -91,7 +94,7 @@ class RunCommands:
         return Reply(http.RunReplayed(run_id=run_id, state=row.state, due_at=row.due_at))
 
     async def _row(self, run_id: UUID) -> RunState | None:
-        async with session(self._pool) as conn:
+        async with session(self._shards.of_run(run_id)) as conn:
             return await read_run(conn, run_id)
 
 

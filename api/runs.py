@@ -11,8 +11,9 @@ from api.endpoints import Call
 from api.history_client import HistoryClient, KnownRun
 from api.problems import not_found
 from ledger.completions import AttemptEnd, what_ended
-from ledger.connection import Pool, session
+from ledger.connection import session
 from ledger.runs import RunState, read_run
+from ledger.shards import Shards
 from ledger.tokens import Identity
 from schemas import http
 from schemas.commands import LANES
@@ -25,8 +26,8 @@ FoundRun = RunState | AttemptEnd | KnownRun
 
 
 class Runs:
-    def __init__(self, pool: Pool, history: HistoryClient) -> None:
-        self._pool = pool
+    def __init__(self, shards: Shards, history: HistoryClient) -> None:
+        self._shards = shards
         self._history = history
 
     async def show(self, call: Call[http.NoBody]) -> http.RunView:
@@ -36,7 +37,7 @@ class Runs:
 
     async def find(self, identity: Identity, run_id: UUID) -> FoundRun:
         """A run wherever it is. Raises Problem 404 or 403, or HistoryAway for one that only the history can know."""
-        async with session(self._pool) as conn:
+        async with session(self._shards.of_run(run_id)) as conn:
             row = await read_run(conn, run_id)
             end = None if row else await what_ended(conn, run_id)
         found = row or end or await self._history.run(run_id)

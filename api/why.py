@@ -23,12 +23,13 @@ from api.occurrence_decisions import decision_of
 from api.problems import not_found
 from api.turns import between_leases, goes_in_turn, while_leased
 from ledger.completions import what_ended
-from ledger.connection import Connection, Pool, session
+from ledger.connection import Connection, session
 from ledger.explanations import read_ownership
 from ledger.jobs import Job, read_jobs
 from ledger.partitions import Tenure, list_takeovers
 from ledger.pauses import Pause, list_pauses
 from ledger.runs import RunState, read_run, read_runs
+from ledger.shards import Shards
 from ledger.tokens import Identity
 from schemas import http_explanations as http
 from schemas.events import GONE_EVENTS
@@ -41,8 +42,8 @@ _STATES = {"run_held": "held", "run_leased": "leased", "run_cancel_requested": "
 
 
 class Why:
-    def __init__(self, pool: Pool, history: HistoryClient, jobs: Jobs) -> None:
-        self._pool = pool
+    def __init__(self, shards: Shards, history: HistoryClient, jobs: Jobs) -> None:
+        self._shards = shards
         self._history = history
         self._jobs = jobs
 
@@ -66,7 +67,7 @@ class Why:
 
     async def _decision(self, identity: Identity, job: Job, at: datetime, known: KnownOccurrence) -> http.OccurrenceWhy:
         run_id = run_id_for(job.job_id, at, job.partition)
-        async with session(self._pool) as conn:
+        async with session(self._shards.of_run(run_id)) as conn:
             there = await read_run(conn, run_id) or await what_ended(conn, run_id)
             now = (await read_ownership(conn, job.partition)).now
         run = None
@@ -85,7 +86,7 @@ class Why:
             raise not_found("run")
         require_queue(identity, found.queue)
         life = [LifeEvent(*(getattr(event, name) for name in LifeEvent._fields)) for event in events]
-        async with session(self._pool) as conn:
+        async with session(self._shards.of_run(run_id)) as conn:
             job = (await read_jobs(conn, [found.job_id])).get(found.job_id)
             ownership = await read_ownership(conn, partition_of_run(run_id))
             since = _since_when(life, ownership.now)
@@ -98,7 +99,7 @@ class Why:
             others = [lease for lease in leases if lease.run_id != run_id]
             hindrances += while_leased(others)
             if goes_in_turn(row, events):
-                hindrances += between_leases(others, await self._waiting(others))
+                hindrances += between_leases(others, await self._waiting(found.job_id, others))
         return _answer(run_id, row, events, timeline(life, hindrances, ownership.now), incomplete, ownership.now)
 
     async def _life(self, run_id: UUID) -> tuple[RunState | None, list[KnownEvent], bool]:
@@ -108,7 +109,7 @@ class Why:
         """
         until = time.monotonic() + HISTORY_CATCHES_UP_S
         while True:
-            async with session(self._pool) as conn:
+            async with session(self._shards.of_run(run_id)) as conn:
                 row = await read_run(conn, run_id)
             events = await self._history.run_events(run_id)
             complete = _is_complete(row, events)
@@ -116,9 +117,9 @@ class Why:
                 return row, events, not complete
             await asyncio.sleep(ASK_AGAIN_S)
 
-    async def _waiting(self, leases: Sequence[KnownLease]) -> set[UUID]:
-        """Those of the runs that wait to be leased again."""
-        async with session(self._pool) as conn:
+    async def _waiting(self, job_id: UUID, leases: Sequence[KnownLease]) -> set[UUID]:
+        """Those of the job's runs that wait to be leased again."""
+        async with session(self._shards.of_job(job_id)) as conn:
             live = await read_runs(conn, [lease.run_id for lease in leases])
         return {run.run_id for run in live if run.state == "pending"}
 

@@ -6,8 +6,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,14 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def wait_until(dsn: str, query: str, wanted: Any, deadline_s: float = 120) -> None:
-    """Wait until a query of one value answers `wanted`. Raises TimeoutError with the last answer."""
+def wait_until(dsn: str | Sequence[str], query: str, wanted: Any, deadline_s: float = 120) -> None:
+    """Wait until a query of one value answers `wanted`, of several shards in sum. Raises TimeoutError with the last
+    answer."""
     until = time.monotonic() + deadline_s
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        while (found := scalar(conn, query)) != wanted:
+    with ExitStack() as stack:
+        dsns = [dsn] if isinstance(dsn, str) else dsn
+        conns = [stack.enter_context(psycopg.connect(each, autocommit=True)) for each in dsns]
+        while (found := sum(scalar(conn, query) for conn in conns)) != wanted:
             if time.monotonic() > until:
                 raise TimeoutError(f"{query} is {found!r}, not {wanted!r}, after {deadline_s} s")
             time.sleep(0.05)

@@ -33,7 +33,7 @@ from connectors.stack import KafkaBroker, PostgresServer, default_cache_dir
 from ledger.connection import ledger_pool
 from ledger.fence import owner_transaction, take_over
 from ledger.migrations import migrate
-from ledger.partitions import init_partitions
+from ledger.shard_map import init_alone
 from schemas.codec import NAMESPACE, Codec
 from schemas.commands import CreateJob, JobSpec, command_record, encode_command
 from schemas.ids import new_id, partition_of_job
@@ -108,7 +108,7 @@ async def new_ledger(dsn: str) -> str:
     own = make_conninfo(dsn, dbname=name)
     migrate(own)
     async with await psycopg.AsyncConnection.connect(own, autocommit=True) as conn:
-        await init_partitions(conn, PARTITIONS)
+        await init_alone(conn, PARTITIONS)
     return own
 
 

@@ -82,14 +82,14 @@ def fill(local: Local, queue: str, runs: int) -> None:
     with CommandProducer(local.stack.bootstrap, tenant=LOCAL_TENANT) as producer:
         for _ in range(runs):
             producer.create_job(JobSpec(queue=queue, schedule=at(now)))
-    wait_until(local.stack.dsn, f"SELECT count(*) FROM runs WHERE queue = '{queue}'", runs)
+    wait_until(local.stack.dsns, f"SELECT count(*) FROM runs WHERE queue = '{queue}'", runs)
     say(f"{queue}: {runs / (time.monotonic() - started):,.0f} jobs/s created")
-    wait_until(local.stack.dsn, "SELECT count(*) FROM outbox", 0)
+    wait_until(local.stack.dsns, "SELECT count(*) FROM outbox", 0)
 
 
-def drain(local: Local, queue: str, runs: int) -> float:
-    """Seconds that one worker process takes."""
-    command = [sys.executable, "-m", "bench.noop_worker", local.url, local.token, queue, str(runs), "1000"]
+def drain(local: Local, queue: str, runs: int, url: str | None = None) -> float:
+    """Seconds that one worker process takes. url: of one API among several."""
+    command = [sys.executable, "-m", "bench.noop_worker", url or local.url, local.token, queue, str(runs), "1000"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     return float(json.loads(done.stdout)["seconds"])
 

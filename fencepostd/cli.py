@@ -21,6 +21,7 @@ from fencepostd.settings import DEFAULT_PARTITIONS, Settings
 from ledger.connection import ledger_pool, session
 from ledger.partitions import PartitionStatus
 from ledger.restoration import Restoration, declare_restored
+from ledger.shard_map import prove_home
 from ledger.tokens import Role, create_token, revoke_token
 from schemas.errors import FencepostError
 from streams.topics import Topics
@@ -79,14 +80,34 @@ state_option = click.option(
 @click.option("--partitions", default=DEFAULT_PARTITIONS, show_default=True, help="Fixed at the first start.")
 @click.option("--owners", default=2, show_default=True, help="Streams processes, which share the partitions.")
 @click.option("--apis", default=1, show_default=True, help="API processes.")
+@click.option(
+    "--shards", type=click.IntRange(1), help="Postgres servers, over which the partitions are spread; for ever."
+)
 @refusals
-def up(state: Path, kafka: str | None, postgres: str | None, partitions: int, owners: int, apis: int) -> None:
+def up(
+    state: Path,
+    kafka: str | None,
+    postgres: str | None,
+    partitions: int,
+    owners: int,
+    apis: int,
+    shards: int | None,
+) -> None:
     """Start everything on this machine: Kafka, Postgres, and every role as a process.
 
     The first time, this fetches Kafka's jars with Maven (about 110 MB). Where Java or Maven is missing it falls
     back to a small broker that keeps its topics in memory only, and says so. Starting again finds the data.
     """
-    local = Local(state, click.echo, kafka=kafka, postgres=postgres, partitions=partitions, owners=owners, apis=apis)
+    local = Local(
+        state,
+        click.echo,
+        kafka=kafka,
+        postgres=postgres,
+        shards=shards,
+        partitions=partitions,
+        owners=owners,
+        apis=apis,
+    )
     local.up()
     click.echo(f"\nexport FENCEPOST_URL={local.url}\nexport FENCEPOST_TOKEN={local.token}\n")
     click.echo('Try: fencepost jobs create --queue default --every 10     fencepost query "SELECT * FROM runs"')
@@ -170,13 +191,23 @@ def installation(command: Command) -> Command:
 @main.command()
 @installation
 @click.option("--partitions", default=DEFAULT_PARTITIONS, show_default=True, help="For ever; 256 is a good number.")
+@click.option("--shard", "shards", multiple=True, metavar="DSN", help="A further Postgres; once for each of them.")
 @click.option("--replication-factor", default=3, show_default=True, help="Of the topics, at most one a broker.")
 @click.option("--pre-only", is_flag=True, help="Only what processes of the last version live with; repeat without.")
 @refusals
 def init(
-    kafka: str, postgres: str, topic_prefix: str, partitions: int, replication_factor: int, pre_only: bool
+    kafka: str,
+    postgres: str,
+    topic_prefix: str,
+    partitions: int,
+    shards: tuple[str, ...],
+    replication_factor: int,
+    pre_only: bool,
 ) -> None:
     """Prepare Kafka and Postgres: topics, tables, the number of partitions. Safe to repeat; run it on every upgrade.
+
+    With --shard the partitions are spread over several databases, of which the one of --postgres is home: roles and
+    commands are given its address alone. A later `init` knows the others, and need not be told of them.
 
     For an upgrade without a stop: `init --pre-only`, replace the processes one by one, then `init`.
     """
@@ -186,6 +217,7 @@ def init(
         Topics(topic_prefix),
         partitions,
         click.echo,
+        shards=shards,
         replication_factor=replication_factor,
         post=not pre_only,
     )
@@ -197,6 +229,8 @@ def init(
 @refusals
 def restored(postgres: str) -> None:
     """Say that the ledger was restored from a backup: run it once, before any role is started again.
+
+    Where there are several shards: for each one that was restored, with its own address.
 
     Workers and receivers have seen lease tokens, and owners epochs, that the restored ledger would give out again. From
     here on all of them are larger than whatever was given since the backup was made, by the server's clock; leases of
@@ -297,6 +331,7 @@ def create(postgres: str, tenant: str, role: Role, queues: tuple[str, ...]) -> N
 
 async def _create_token(dsn: str, tenant: str, role: Role, queues: list[str] | None) -> str:
     async with ledger_pool(dsn, size=1) as pool, session(pool) as conn:
+        await prove_home(conn)
         return await create_token(conn, tenant, role, queues)
 
 
@@ -313,4 +348,5 @@ def revoke(postgres: str, token_id: str) -> None:
 
 async def _revoke_token(dsn: str, token_id: str) -> bool:
     async with ledger_pool(dsn, size=1) as pool, session(pool) as conn:
+        await prove_home(conn)
         return await revoke_token(conn, token_id)

@@ -6,8 +6,9 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,18 @@ import psycopg
 from connectors.stack import LocalStack, RoleSpec, StackError
 from ledger.connection import Connection, ledger_pool, session
 from ledger.migrations import migrate
-from ledger.partitions import PartitionStatus, init_partitions, list_partitions, reset_offsets
+from ledger.partitions import PartitionStatus, list_partitions, reset_offsets
+from ledger.shard_map import HOME, ShardMap, init_shard, plan_shards, prove_shard
+from ledger.shards import open_shards
 from ledger.tokens import create_token, find_token
-from schemas.errors import FencepostError
+from schemas.errors import FencepostError, LedgerUnavailable
 from streams.topics import Topics, create_topics
 
 Say = Callable[[str], None]
 
 LOCAL_TENANT = "demo"
 OWNED_DEADLINE_S = 60.0
+LOOK_S = 10.0
 
 
 def init(
@@ -35,27 +39,56 @@ def init(
     partitions: int,
     say: Say,
     *,
+    shards: Sequence[str] = (),
     replication_factor: int = 1,
     post: bool = True,
 ) -> None:
-    """Migrate the ledger, fix the number of partitions, make the topics. Idempotent.
+    """Migrate every shard, fix the number of partitions and which shard has which, make the topics. Idempotent.
 
+    dsn: home's. shards: the DSNs of shards 1, 2, …; for a ledger that has some already, none or all of them.
     post: also what processes of the last version would not survive. Raises LedgerMismatch when the ledger
-    or a topic already exists with another number of partitions.
+    or a topic already exists with another number of partitions, or the ledger with another number of shards.
     """
-    for name in migrate(dsn, post=post):
-        say(f"ledger: migrated {name}")
+    _migrate(dsn, HOME, say, post=post)
+    found = asyncio.run(_plan(dsn, partitions, shards))
+    for shard, its_dsn in found.dsns.items():
+        _migrate(its_dsn, shard, say, post=post)
     created = create_topics(bootstrap, topics, partitions, replication_factor=replication_factor)
     if created:
         say(f"kafka: created {', '.join(created)}")
-    asyncio.run(_init_ledger(dsn, partitions, topics.commands in created, say))
+    asyncio.run(_init_ledger({**found.dsns, HOME: dsn}, found, topics.commands in created, say))
 
 
-async def _init_ledger(dsn: str, partitions: int, new_commands_topic: bool, say: Say) -> None:
+def _migrate(dsn: str, shard: int, say: Say, *, post: bool) -> None:
+    for name in migrate(dsn, post=post):
+        say(f"ledger{f' shard {shard}' if shard else ''}: migrated {name}")
+
+
+async def _plan(dsn: str, partitions: int, shards: Sequence[str]) -> ShardMap:
+    """The map to be. Where there is one already, each of its shards is there too: an empty database in the place of one
+    that was lost, or another address, must not be taken for it."""
+    async with _connection(dsn) as conn:
+        found, is_there = await plan_shards(conn, partitions, shards)
+    if is_there:
+        for shard, its_dsn in found.dsns.items():
+            async with _connection(its_dsn) as conn:
+                await prove_shard(conn, shard, partitions)
+    return found
+
+
+async def _init_ledger(dsns: Mapping[int, str], found: ShardMap, new_commands_topic: bool, say: Say) -> None:
+    """Home last: only with its map the others are used."""
+    for shard, dsn in dsns.items():
+        async with _connection(dsn) as conn:
+            await init_shard(conn, found, shard)
+            if new_commands_topic and (count := await reset_offsets(conn)):
+                say(f"ledger: {count} partitions had read a commands topic that is gone; they start over")
+
+
+@asynccontextmanager
+async def _connection(dsn: str) -> AsyncIterator[Connection]:
     async with ledger_pool(dsn, size=1) as pool, session(pool) as conn:
-        await init_partitions(conn, partitions)
-        if new_commands_topic and (count := await reset_offsets(conn)):
-            say(f"ledger: {count} partitions had read a commands topic that is gone; they start over")
+        yield conn
 
 
 class Local:
@@ -68,13 +101,14 @@ class Local:
         *,
         kafka: str | None = None,
         postgres: str | None = None,
+        shards: int | None = None,
         partitions: int = 16,
         owners: int = 2,
         apis: int = 1,
     ) -> None:
         self.state, self._say, self._partitions = state.resolve(), say, partitions
         self._owners = [f"streams-{number}" for number in range(owners)]
-        self.stack = LocalStack(self.state, kafka=kafka, postgres=postgres, say=say, init=self._init)
+        self.stack = LocalStack(self.state, kafka=kafka, postgres=postgres, shards=shards, say=say, init=self._init)
         for role in self._roles(apis):
             self.stack.add_role(role)
 
@@ -103,7 +137,7 @@ class Local:
 
     def partitions(self) -> list[PartitionStatus]:
         """Who owns what, as the ledger has it; nothing while it is away."""
-        with suppress(StackError, FencepostError, psycopg.Error):
+        with suppress(StackError, FencepostError, psycopg.Error, TimeoutError):
             return asyncio.run(_partitions(self.stack.dsn))
         return []
 
@@ -117,7 +151,7 @@ class Local:
         return self.state / "token"
 
     def _init(self, bootstrap: str, dsn: str) -> None:
-        init(bootstrap, dsn, Topics(), self._partitions, self._say)
+        init(bootstrap, dsn, Topics(), self._partitions, self._say, shards=self.stack.shard_dsns)
         asyncio.run(self._keep_token(dsn))
 
     async def _keep_token(self, dsn: str) -> None:
@@ -167,5 +201,7 @@ def _health(port: int) -> dict[str, Any]:
 
 
 async def _partitions(dsn: str) -> list[PartitionStatus]:
-    async with ledger_pool(dsn, size=1) as pool, session(pool) as conn:
-        return await list_partitions(conn)
+    """Of the shards that answer. Raises TimeoutError when home does not."""
+    async with asyncio.timeout(LOOK_S), open_shards(dsn, size=1) as shards:
+        answers = (await shards.ask_each(list_partitions)).values()
+    return sorted(chain.from_iterable(each for each in answers if not isinstance(each, LedgerUnavailable)))

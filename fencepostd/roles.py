@@ -7,15 +7,14 @@ import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
 from api.api_role import ApiRole
 from api.app import ApiSettings
 from fencepostd.settings import Settings
-from ledger.connection import ledger_pool
-from ledger.partitions import await_partition_count
+from ledger.shards import find_shards, open_shards
 from streams.embedded_server import serve_health
 from streams.faust_app import SESSION_TIMEOUT_S
 from streams.history_service import HistoryRole
@@ -25,6 +24,9 @@ from streams.ownership import Ownership
 from streams.streams_role import StreamsRole
 
 Stop = asyncio.Event
+T = TypeVar("T")
+
+API_POOL_SIZE = 12  # sessions with each shard
 
 
 async def run_streams(settings: Settings, name: str, stop: Stop) -> None:
@@ -39,18 +41,20 @@ async def run_streams(settings: Settings, name: str, stop: Stop) -> None:
 
 
 async def run_relay(settings: Settings, stop: Stop) -> None:
-    """Publish the outbox, and keep the ledger tidy beside it."""
-    relay = OutboxRelay(settings.dsn, settings.bootstrap, settings.topics, settings.codec())
+    """Publish each shard's outbox, and keep the shard tidy beside it."""
+    relays: dict[int, OutboxRelay] = {}
 
     def health() -> dict[str, Any]:
-        return {"active": relay.active.is_set()}
+        return {"active": [shard for shard, relay in relays.items() if relay.active.is_set()]}
 
-    await _together(
-        stop,
-        relay.run(stop),
-        keep_ledger_tidy(settings.dsn, stop),
-        serve_health(settings.host, settings.port, health, stop),
-    )
+    async def relay_all() -> None:
+        dsns = await _unless(stop, find_shards(settings.dsn)) or {}
+        for shard, dsn in dsns.items():
+            relays[shard] = OutboxRelay(dsn, settings.bootstrap, settings.topics, settings.codec(), shard=str(shard))
+        works = (each for shard, dsn in dsns.items() for each in (relays[shard].run(stop), keep_ledger_tidy(dsn, stop)))
+        await _together(stop, *works)
+
+    await _together(stop, relay_all(), serve_health(settings.host, settings.port, health, stop))
 
 
 async def run_history(settings: Settings, stop: Stop) -> None:
@@ -63,17 +67,15 @@ async def run_history(settings: Settings, stop: Stop) -> None:
 
 async def run_api(settings: Settings, history_url: str, stop: Stop) -> None:
     """Serve HTTP."""
-    async with ledger_pool(settings.dsn, size=1) as pool:
-        partitions = await await_partition_count(pool)
     api = ApiSettings(
-        partitions=partitions,
         bootstrap=settings.bootstrap,
         commands_topic=settings.topics.commands,
         ready_topic=settings.topics.ready,
         codec=settings.codec(),
         history_url=history_url,
     )
-    await ApiRole(settings.dsn, settings.host, settings.port, api).run(stop)
+    async with open_shards(settings.dsn, size=API_POOL_SIZE, name="fencepost-api") as shards:
+        await ApiRole(shards, settings.host, settings.port, api).run(stop)
 
 
 async def _together(stop: Stop, *works: Coroutine[Any, Any, None]) -> None:
@@ -82,6 +84,18 @@ async def _together(stop: Stop, *works: Coroutine[Any, Any, None]) -> None:
     await asyncio.wait(tasks)
     for task in tasks:
         task.result()
+
+
+async def _unless(stop: Stop, work: Coroutine[Any, Any, T]) -> T | None:
+    """What comes of the work, or None when `stop` comes first."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if working.done():
+        return working.result()
+    working.cancel()
+    await asyncio.wait({working})
+    return None
 
 
 async def _stopping(stop: Stop, work: Awaitable[None]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import Any, TypeVar
@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import AsyncConnection, errors
 from psycopg.rows import TupleRow
-from psycopg_pool import AsyncConnectionPool
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from schemas.errors import EpochLost, FencepostError, InvariantBroken, LedgerUnavailable
 
 Connection = AsyncConnection[TupleRow]
-Pool = AsyncConnectionPool[Connection]
 R = TypeVar("R")
 
 # Our statements join a short list of ids to a table by its primary key. The planner may only see it that way: a scan or
@@ -39,15 +38,54 @@ SESSION_OPTIONS = " ".join(
 )
 
 
+PATIENCE_S = 5.0
+AWAY_PATIENCE_S = 0.05
+# After this long without success a session is tried for anew by whoever wants one next: the pauses between the pool's
+# own tries double without end.
+GIVE_UP_S = 5.0
+
+
+class Pool(AsyncConnectionPool[Connection]):
+    """Sessions with one Postgres.
+
+    is_away: the last who wanted one waited in vain. Until somebody gets one again nobody waits longer than a moment:
+    those who ask several shards must not wait for it each time.
+    """
+
+    is_away = False
+
+    async def getconn(self, timeout: float | None = None) -> Connection:
+        """Raises PoolTimeout."""
+        if timeout is None and self.is_away:
+            timeout = AWAY_PATIENCE_S
+        try:
+            conn = await super().getconn(timeout)
+        except PoolTimeout:
+            self.is_away = True
+            raise
+        self.is_away = False
+        return conn
+
+
 @asynccontextmanager
-async def ledger_pool(dsn: str, *, size: int = 4, name: str = "fencepost") -> AsyncIterator[Pool]:
-    """At most `size` sessions with the ledger, opened in the background: it may still be away when this returns."""
-    pool: Pool = AsyncConnectionPool(
+async def ledger_pool(
+    dsn: str,
+    *,
+    size: int = 4,
+    name: str = "fencepost",
+    prove: Callable[[Connection], Awaitable[None]] | None = None,
+) -> AsyncIterator[Pool]:
+    """At most `size` sessions with the ledger, opened in the background: it may still be away when this returns.
+
+    prove: raises when a new session is not with the database that is meant; then it is none of the pool's.
+    """
+    pool = Pool(
         dsn,
         min_size=1,
         max_size=size,
-        timeout=5.0,
-        reconnect_timeout=float("inf"),
+        timeout=PATIENCE_S,
+        reconnect_timeout=GIVE_UP_S,
+        configure=prove,
         open=False,
         kwargs={"autocommit": True, "options": SESSION_OPTIONS, "application_name": name},
     )

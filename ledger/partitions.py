@@ -1,60 +1,25 @@
-"""The partitions of this ledger: fixed once, checked at every start, watched by operators."""
+"""The partitions of this shard: fixed once, checked at every start, watched by operators."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from contextlib import suppress
 from datetime import datetime
 from typing import NamedTuple
 
 from psycopg.errors import UndefinedTable
 
-from ledger.connection import Connection, Pool, session
+from ledger.connection import Connection
 from ledger.fence import OwnerTransaction
-from schemas.errors import LedgerMismatch, LedgerUnavailable
-from schemas.ids import MAX_PARTITIONS
-
-log = logging.getLogger(__name__)
-
-ASK_AGAIN_S = 0.5
-
-INIT_SETTINGS = "INSERT INTO settings (key, value) VALUES ('partitions', %s) ON CONFLICT DO NOTHING"
-INIT_PARTITIONS = """
-INSERT INTO partitions (partition) SELECT generate_series(0, %s - 1) ON CONFLICT DO NOTHING
-"""
-
-
-async def init_partitions(conn: Connection, count: int) -> None:
-    """Record how many partitions there are, for ever. Raises LedgerMismatch when it is already another number."""
-    if not 1 <= count <= MAX_PARTITIONS:
-        raise LedgerMismatch([f"partitions must be 1 to {MAX_PARTITIONS}, not {count}"])
-    async with conn.transaction():
-        await conn.execute(INIT_SETTINGS, (str(count),))
-        found = await partition_count(conn)
-        if found != count:
-            raise LedgerMismatch([f"the ledger was initialised with {found} partitions, not {count}"])
-        await conn.execute(INIT_PARTITIONS, (count,))
+from schemas.errors import LedgerMismatch
 
 
 async def partition_count(conn: Connection) -> int:
-    """P. Raises LedgerMismatch when the ledger was never initialised."""
+    """P, of all shards together. Raises LedgerMismatch when the ledger was never initialised."""
     with suppress(UndefinedTable):
         row = await (await conn.execute("SELECT value FROM settings WHERE key = 'partitions'")).fetchone()
         if row is not None:
             return int(row[0])
     raise LedgerMismatch(["the ledger is not initialised: run `fencepostd init`"])
-
-
-async def await_partition_count(pool: Pool) -> int:
-    """P, once the ledger answers: no role can begin without it. Raises LedgerMismatch when it was never initialised."""
-    while True:
-        try:
-            async with session(pool) as conn:
-                return await partition_count(conn)
-        except LedgerUnavailable as error:
-            log.warning("waiting for the ledger: %s", error)
-            await asyncio.sleep(ASK_AGAIN_S)
 
 
 class PartitionStatus(NamedTuple):

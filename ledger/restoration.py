@@ -47,16 +47,18 @@ class Restoration(NamedTuple):
 async def declare_restored(conn: Connection) -> Restoration:
     """Let epochs, lease tokens and event ids go on above whatever was given since the backup. May be repeated.
 
+    Of one shard: each has a backup of its own. Its partitions alone are touched.
+
     Goes by the server's clock, which must not be behind that of the server whose backup it was. All or nothing, while
     no transaction of any owner or worker is open. Raises LedgerMismatch when the ledger was never initialised.
     """
-    partitions = await partition_count(conn)
+    await partition_count(conn)
     async with conn.transaction():
         await conn.execute(LOCK_ALL_PARTITIONS)
         row = await (await conn.execute(READ_FLOORS)).fetchone()
         assert row is not None
         seconds, tokens = row
-        await conn.execute(RAISE_EPOCHS, {"seconds": seconds, "tokens": tokens})
+        partitions = (await conn.execute(RAISE_EPOCHS, {"seconds": seconds, "tokens": tokens})).rowcount
         leases = (await conn.execute(VOID_LEASES, {"tokens": tokens})).rowcount
         await conn.execute(RAISE_OUTBOX_IDS, (tokens,))
     return Restoration(partitions, seconds, tokens, leases)

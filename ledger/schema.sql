@@ -10,6 +10,7 @@ CREATE TABLE settings (
     value text NOT NULL
 );
 
+-- Those of this shard: the fence refuses all others.
 CREATE TABLE partitions (
     partition       int PRIMARY KEY CHECK (partition BETWEEN 0 AND 4095),
     epoch           bigint NOT NULL DEFAULT 0,     -- grows on every takeover
@@ -19,6 +20,18 @@ CREATE TABLE partitions (
     decided_through timestamptz NOT NULL DEFAULT now(), -- every occurrence up to here has one decision
     token_floor     bigint NOT NULL DEFAULT 0      -- lease tokens begin above it; see ledger/restoration.py
 ) WITH (fillfactor = 50);
+
+-- Home alone has rows in these two: the shards, and which of them has which partition.
+CREATE TABLE shards (
+    shard int PRIMARY KEY CHECK (shard >= 0),      -- 0 is home; settings has a database's own number
+    dsn   text,                                    -- NULL for home: the one that roles are started with
+    CHECK ((shard = 0) = (dsn IS NULL))
+);
+
+CREATE TABLE placements (
+    partition int PRIMARY KEY CHECK (partition BETWEEN 0 AND 4095),
+    shard     int NOT NULL REFERENCES shards
+);
 
 CREATE TABLE tokens (
     token_id   text PRIMARY KEY,

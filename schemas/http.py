@@ -368,7 +368,10 @@ class Query(Request):
 
 
 class Readiness(Answer):
-    """GET /readyz: each part is ok or away. Only the ledger decides the status."""
+    """GET /readyz: each part is ok or away. Only the ledger decides the status: 503 when its home is away.
+
+    ledger: `away: shard 1, 2` when those are, and home is not.
+    """
 
     ledger: str
     kafka: str

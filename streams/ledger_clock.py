@@ -24,6 +24,11 @@ class LedgerClock:
         self._samples: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)  # (round trip, offset), microseconds
         self._offset_us = 0
 
+    async def begin(self, pool: Pool) -> None:
+        """Take the first sample, unless there is one. Raises LedgerUnavailable."""
+        if not self._samples:
+            await self.sample(pool)
+
     async def sample(self, pool: Pool) -> None:
         """Ask the ledger. Raises LedgerUnavailable, and the old estimate stands."""
         async with session(pool) as conn:

@@ -31,18 +31,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TAKE_OVER_AGAIN_S = 0.5
-# Opening reads a partition from the ledger, and one loop folds it all: more of them at once end no sooner, but would
-# have every session, so that what is owned already stood still.
-OPENING_AT_ONCE = 4
 
 
 class Ownership:
-    """The owners of a process. `around` and `feed` are set before the first assignment.
+    """The owners of a process. `around_of` and `feed` are set before the first assignment.
 
+    around_of(partition): what surrounds the owners of the partition's shard.
     hold(partition), read_from(partition, offset): how the commands topic is read, set by who reads it.
     """
 
-    around: Surroundings
+    around_of: Callable[[int], Surroundings]
     feed: EventFeed
 
     def __init__(self, name: str, membership_known_s: float) -> None:
@@ -56,7 +54,6 @@ class Ownership:
         self._taking: dict[int, asyncio.Task[None]] = {}
         self._folders: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._opening = asyncio.Semaphore(OPENING_AT_ONCE)
 
     def owners(self) -> list[PartitionOwner]:
         """Who works now."""
@@ -136,11 +133,11 @@ class Ownership:
 
     async def _take_over(self, partition: int) -> None:
         """Until it works or the partition is assigned elsewhere, which cancels this."""
-        folder = self._folders[partition]
+        folder, around = self._folders[partition], self.around_of(partition)
         await folder.acquire()
         try:
-            async with self._opening:
-                owner, offset = await self._open(partition)
+            async with around.opening_turns:
+                owner, offset = await self._open(partition, around)
         except BaseException as error:
             folder.release()
             if isinstance(error, EpochLost):
@@ -149,7 +146,7 @@ class Ownership:
             if isinstance(error, Exception):
                 log.exception("partition %d cannot be taken over", partition)
                 self._taking.pop(partition, None)
-                self.around.crash(error)
+                around.crash(error)
                 return
             raise
         if self._taking.get(partition) is not asyncio.current_task():
@@ -161,18 +158,19 @@ class Ownership:
         PARTITIONS_OWNED.set(len(self._owners))
         self.feed.assign(partition, offset)
         owner.start()
-        self.around.wake_timekeeper()
+        around.wake_timekeeper()
         log.info("partition %d: owned under epoch %d", partition, owner.fence.epoch)
         self.read_from(partition, owner.inbox.next_offset)
 
-    async def _open(self, partition: int) -> tuple[PartitionOwner, int]:
-        takeover = await _persist(partition, lambda: take_over(self.around.pool, partition, self.nonce))
+    async def _open(self, partition: int, around: Surroundings) -> tuple[PartitionOwner, int]:
+        await _persist(partition, around.begin)
+        takeover = await _persist(partition, lambda: take_over(around.pool, partition, self.nonce))
         inbox = CommandInbox(
             takeover.consumed_offset,
             hold=lambda: self.hold(partition),
             read_from=lambda offset: self.read_from(partition, offset),
         )
-        owner = PartitionOwner(takeover, self.around, inbox, self._on_lost)
+        owner = PartitionOwner(takeover, around, inbox, self._on_lost)
         try:
             return owner, await _persist(partition, owner.open)
         except BaseException:

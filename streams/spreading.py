@@ -1,8 +1,9 @@
 """Making up for missed occurrences at their queue's rate: oldest first, each run due at an instant of its own.
 
 Decided at once, as everything else: the cursors move on, so that what comes meanwhile is on time. Only when the made-up
-runs are due is the rate's to say. Its instants are the queue's, not the partition's (ledger/spreads.py): wherever the
-backlog is it gets the whole rate, and all partitions together get no more.
+runs are due is the rate's to say. Its instants are the queue's, not the partition's (ledger/spreads.py): wherever on a
+shard the backlog is it gets all of the shard's share of the rate, and all its partitions together get no more. The
+shares are equal, since no shard knows what another has missed.
 """
 
 from __future__ import annotations
@@ -84,13 +85,17 @@ class Spread:
     more: bool = False
 
 
-async def spread_missed(tx: OwnerTransaction, state: TimingState, queue: QueueName, missed: list[Missed]) -> Spread:
+async def spread_missed(
+    tx: OwnerTransaction, state: TimingState, queue: QueueName, missed: list[Missed], share: float = 1.0
+) -> Spread:
     """Make up for the oldest of what a queue has missed. First come those that a former rate had set apart.
 
+    share: how much of the queue's rate is this shard's.
     Raises EpochLost, LedgerUnavailable; then nothing is written, and the backlog is as it was.
     """
     rate = await lock_rate(tx, queue)
-    pace = Pace(rate.rate_per_s, max(tx.now, rate.taken_through or tx.now))
+    rate_per_s = None if rate.rate_per_s is None else rate.rate_per_s * share
+    pace = Pace(rate_per_s, max(tx.now, rate.taken_through or tx.now))
     spread = Spread(missed)
     if outdated := await find_outdated(tx, queue, rate.version, SPREAD_BATCH, now=tx.now):
         await _move(tx, [(run_id, pace.take()) for run_id in outdated], rate, spread)

@@ -7,18 +7,20 @@ import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ledger.connection import ledger_pool
-from ledger.partitions import await_partition_count
+from ledger.connection import Pool
+from ledger.shards import Shards, open_shards
 from schemas.codec import Codec
-from schemas.errors import KafkaUnavailable
+from schemas.errors import KafkaUnavailable, LedgerUnavailable
 from streams.decided_through import keep_decided_through
 from streams.event_feed import EventFeed
 from streams.faust_app import SESSION_TIMEOUT_S, OwnersApp, create_owners_app
 from streams.ledger_clock import LedgerClock
 from streams.ownership import Ownership
+from streams.partition_owner import PartitionOwner
 from streams.queue_rates import QueueRates, keep_rates
 from streams.ready_hints import ReadyHints
 from streams.rejections import CommandReturns
@@ -28,6 +30,8 @@ from streams.timekeeper import Timekeeper, keep_clock
 from streams.topics import Topics
 
 log = logging.getLogger(__name__)
+
+Owners = Callable[[], list[PartitionOwner]]
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class StreamsRole:
     topics: Topics
     codec: Codec
     state_folder: Path
-    pool_size: int = 8
+    pool_size: int = 8  # sessions with each shard
 
     async def run(self, stop: asyncio.Event, ownership: Ownership | None = None) -> None:
         """Own what the group assigns until `stop` is set, then hand it over. Raises what an owner cannot survive."""
@@ -52,10 +56,7 @@ class StreamsRole:
                 failed.set_exception(error)
 
         async with AsyncExitStack() as stack:
-            pool = await stack.enter_async_context(ledger_pool(self.dsn, size=self.pool_size, name=self.name))
-            partitions, clock, rates = await await_partition_count(pool), LedgerClock(), QueueRates()
-            await clock.sample(pool)
-            await rates.read(pool)
+            shards = await stack.enter_async_context(open_shards(self.dsn, size=self.pool_size, name=self.name))
             hints = ReadyHints(self.bootstrap, self.topics.ready, self.codec)
             stack.callback(hints.close)
             returns = CommandReturns(self.bootstrap, self.topics.commands, self.topics.rejected, self.codec)
@@ -65,17 +66,16 @@ class StreamsRole:
             )
             feed.start()
             stack.push_async_callback(feed.close)
-            timekeeper = Timekeeper(clock, ownership.owners)
-            ownership.feed = feed
-            ownership.around = Surroundings(
-                pool, self.codec, hints, returns, clock, partitions, self.state_folder, timekeeper.wake,
-                feed.end_offset, crash, rates=rates,
+            shared = partial(
+                Surroundings, codec=self.codec, hints=hints, returns=returns, partitions=shards.partitions,
+                state_folder=self.state_folder, end_offset=feed.end_offset, crash=crash, rate_share=1 / shards.in_use(),
             )  # fmt: skip
-            for task in (
-                timekeeper.run(), timekeeper.go_rounds(), keep_clock(clock, pool), keep_rates(rates, pool),
-                keep_decided_through(pool, ownership.owners),
-            ):  # fmt: skip
-                stack.push_async_callback(_cancel, asyncio.create_task(_or_crash(task, crash)))
+            around = {
+                shard: await _keep_time(stack, shared, pool, partial(_owners_on, shard, shards, ownership), crash)
+                for shard, pool in shards.pools.items()
+            }
+            ownership.feed = feed
+            ownership.around_of = lambda partition: around[shards.number_of(partition)]
             # Handed over in this order: no new commands, then our partitions, then our place in the group, so that
             # the next owner finds them released.
             app = create_owners_app(
@@ -90,6 +90,28 @@ class StreamsRole:
             stack.push_async_callback(_cancel, asyncio.create_task(reading))
             stack.push_async_callback(ownership.close)
             await _first(stop, failed)
+
+
+async def _keep_time(
+    stack: AsyncExitStack, shared: partial[Surroundings], pool: Pool, owners: Owners, crash: Callable[[Exception], None]
+) -> Surroundings:
+    """Begin what goes by the clock of one shard, until the stack is closed; what surrounds its owners."""
+    clock, rates = LedgerClock(), QueueRates()
+    timekeeper = Timekeeper(clock, owners)
+    around = shared(pool=pool, clock=clock, wake_timekeeper=timekeeper.wake, rates=rates)
+    with suppress(LedgerUnavailable):  # then once it is back, before any of its partitions is owned
+        await around.begin()
+    for task in (
+        timekeeper.run(), timekeeper.go_rounds(), keep_clock(clock, pool), keep_rates(rates, pool),
+        keep_decided_through(pool, owners),
+    ):  # fmt: skip
+        stack.push_async_callback(_cancel, asyncio.create_task(_or_crash(task, crash)))
+    return around
+
+
+def _owners_on(shard: int, shards: Shards, ownership: Ownership) -> list[PartitionOwner]:
+    """Those whose partitions the shard holds: time is told to them by its clock."""
+    return [owner for owner in ownership.owners() if shards.number_of(owner.fence.partition) == shard]
 
 
 async def _kafka_is_there(feed: EventFeed, stop: asyncio.Event) -> bool:

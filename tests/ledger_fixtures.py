@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 from uuid import uuid4
 
 import psycopg
 import pytest
 import pytest_asyncio
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ledger.connection import Pool, session
 from ledger.connection import ledger_pool as open_ledger_pool
 from ledger.migrations import migrate
-from ledger.partitions import init_partitions
+from ledger.shard_map import init_alone, init_shard, spread
+from ledger.shards import Shards
 
 PARTITIONS = 16
 PATIENCE_S = 30.0  # of callers who wait for a command to be applied, which a busy machine may take its time over
@@ -31,21 +33,65 @@ def ledger_template(postgres_server: str) -> Iterator[str]:
     _execute(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
+@contextmanager
+def fresh_ledger(server: str, template: str) -> Iterator[str]:
+    """A migrated ledger, not initialised yet."""
+    name = f"ledger_{uuid4().hex[:12]}"
+    # WAL_LOG spares the two checkpoints of FILE_COPY, which wait for every other test's writes.
+    _execute(server, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY wal_log")
+    yield make_conninfo(server, dbname=name)
+    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
 @pytest.fixture
 def empty_ledger_dsn(postgres_server: str, ledger_template: str) -> Iterator[str]:
     """A migrated ledger of this test alone, not initialised yet."""
-    name = f"ledger_{uuid4().hex[:12]}"
-    # WAL_LOG spares the two checkpoints of FILE_COPY, which wait for every other test's writes.
-    _execute(postgres_server, f"CREATE DATABASE {name} TEMPLATE {ledger_template} STRATEGY wal_log")
-    yield make_conninfo(postgres_server, dbname=name)
-    _execute(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+    with fresh_ledger(postgres_server, ledger_template) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def another_ledger_dsn(postgres_server: str, ledger_template: str) -> Iterator[str]:
+    """Another one."""
+    with fresh_ledger(postgres_server, ledger_template) as dsn:
+        yield dsn
+
+
+class Database(NamedTuple):
+    """A database that can be away, on a server that is there."""
+
+    server: str
+    dsn: str
+
+    def go_away(self) -> None:
+        """End every session and give none."""
+        _execute(self.server, f"ALTER DATABASE {self._name} ALLOW_CONNECTIONS false")
+        _execute(self.server, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{self._name}'")
+
+    def come_back(self) -> None:
+        _execute(self.server, f"ALTER DATABASE {self._name} ALLOW_CONNECTIONS true")
+
+    @property
+    def _name(self) -> str:
+        return str(conninfo_to_dict(self.dsn)["dbname"])
+
+
+@pytest_asyncio.fixture
+async def two_ledgers(postgres_server: str, empty_ledger_dsn: str, another_ledger_dsn: str) -> list[Database]:
+    """Home and shard 1 of one ledger with 16 partitions: shard 1 has the odd ones."""
+    dsns = [empty_ledger_dsn, another_ledger_dsn]
+    found = spread(PARTITIONS, dsns[1:])
+    for shard in (1, 0):
+        async with await psycopg.AsyncConnection.connect(dsns[shard], autocommit=True) as conn:
+            await init_shard(conn, found, shard)
+    return [Database(postgres_server, dsn) for dsn in dsns]
 
 
 @pytest_asyncio.fixture
 async def ledger_dsn(empty_ledger_dsn: str) -> str:
     """A ledger of this test alone, initialised with 16 partitions."""
     async with await psycopg.AsyncConnection.connect(empty_ledger_dsn, autocommit=True) as conn:
-        await init_partitions(conn, PARTITIONS)
+        await init_alone(conn, PARTITIONS)
     return empty_ledger_dsn
 
 
@@ -58,6 +104,20 @@ async def ledger_pool(ledger_dsn: str) -> AsyncIterator[Pool]:
         yield pool
 
 
+@pytest.fixture
+def shards(ledger_pool: Pool) -> Shards:
+    """The same, as the one shard there is."""
+    return Shards.alone(ledger_pool, PARTITIONS)
+
+
+async def all_back(shards: Shards) -> None:
+    """Return once every shard gives sessions again, and none that is broken."""
+    for pool in shards.pools.values():
+        await pool.check()
+        async with pool.connection(timeout=20):
+            pass
+
+
 @contextmanager
 def shared_ledger(server: str, template: str, name: str) -> Iterator[str]:
     """A ledger for many tests, initialised with 16 partitions: making one takes longer than most tests do.
@@ -67,13 +127,15 @@ def shared_ledger(server: str, template: str, name: str) -> Iterator[str]:
     dsn = make_conninfo(server, dbname=name)
     _execute(server, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY wal_log")
     with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute("INSERT INTO settings VALUES ('partitions', %s)", (str(PARTITIONS),))
+        conn.execute("INSERT INTO settings VALUES ('partitions', %s), ('shard', '0')", (str(PARTITIONS),))
         conn.execute("INSERT INTO partitions (partition) SELECT generate_series(0, %s - 1)", (PARTITIONS,))
+        conn.execute("INSERT INTO shards (shard) VALUES (0)")
+        conn.execute("INSERT INTO placements (partition, shard) SELECT partition, 0 FROM partitions")
     yield dsn
     _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
-_LASTING = ("settings", "partitions", "schema_migrations")
+_LASTING = ("settings", "partitions", "shards", "placements", "schema_migrations")
 
 
 def empty_ledger(dsn: str) -> None:

@@ -45,21 +45,29 @@ def local_dsn(port: int, database: str = DATABASE) -> str:
 
 
 class PostgresServer:
-    """A server whose address and data stay the same over stop, kill -9 and start."""
+    """A server whose address and data stay the same over stop, kill -9 and start. name: tells it from others there."""
 
-    def __init__(self, state_dir: Path, cache_dir: Path, port: int | None = None, *, say: Say = silent) -> None:
-        self.part = Part("postgres", state_dir, say)
+    def __init__(
+        self,
+        state_dir: Path,
+        cache_dir: Path,
+        port: int | None = None,
+        *,
+        name: str = "postgres",
+        say: Say = silent,
+    ) -> None:
+        self.part = Part(name, state_dir, say)
         del cache_dir  # taken so that both servers are made alike; the wheel's programs run from where they are
-        self._home = state_dir.resolve() / "postgres"
+        self._home = state_dir.resolve() / name
         self._data = self._home / "data"
         self._wanted_port = port
 
     @property
     def port(self) -> int:
         """Raises StackError before the first start."""
-        port = self.part.register.port("postgres")
+        port = self.part.register.port(self.part.name)
         if port is None:
-            raise StackError("postgres was never started in this state folder")
+            raise StackError(f"{self.part.name} was never started in this state folder")
         return port
 
     @property
@@ -89,7 +97,7 @@ class PostgresServer:
         self.part.kill()
 
     def _launch(self) -> None:
-        port = self.part.register.claim_port("postgres", self._wanted_port)
+        port = self.part.register.claim_port(self.part.name, self._wanted_port)
         if not self._data.exists():
             self._init()
         self._clear_leftovers()
@@ -110,7 +118,7 @@ class PostgresServer:
         argv += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise PartFailed("postgres", "initdb failed", done.stdout + done.stderr)
+            raise PartFailed(self.part.name, "initdb failed", done.stdout + done.stderr)
         fresh.rename(self._data)
         self.part.say(f"made a database cluster in {time.monotonic() - began:.1f} s")
 

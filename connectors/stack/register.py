@@ -30,12 +30,16 @@ class PartRecord(msgspec.Struct, frozen=True):
 
 
 class Contents(msgspec.Struct):
-    """The file. `kafka` and `postgres` are addresses of servers that belong to somebody else."""
+    """The file. `kafka` and `postgres` are addresses of servers that belong to somebody else.
+
+    `shards`: how many Postgres servers of its own the stack has; None before the first start.
+    """
 
     parts: dict[str, PartRecord] = {}
     ports: dict[str, int] = {}
     kafka: str | None = None
     postgres: str | None = None
+    shards: int | None = None
 
 
 class Register:

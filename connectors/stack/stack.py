@@ -23,7 +23,6 @@ from connectors.stack.roles import RoleSpec
 from connectors.stack.status import PartStatus, external_status, part_status
 
 ROLES_STOP_DEADLINE_S = 20.0
-SERVERS = ("postgres", "kafka")
 # A freeze is only one when every process of the part stands still.
 WHOLE_TREE_SIGNALS = {signal.SIGSTOP, signal.SIGCONT, signal.SIGKILL}
 
@@ -38,7 +37,8 @@ def default_cache_dir() -> Path:
 class LocalStack:
     """Brings the parts of one state folder up and down; any process may do either.
 
-    kafka, postgres: addresses of running servers to use instead of starting own ones. roles: in start order.
+    kafka, postgres: addresses of running servers to use instead of starting own ones. shards: how many Postgres servers
+    to start, by default as many as last time; a state folder keeps their number. roles: in start order.
     say: gets one progress line at a time, from several threads. init: called with (bootstrap, dsn) once both servers
     answer and before any role starts; what it raises ends the start.
     """
@@ -49,6 +49,7 @@ class LocalStack:
         *,
         kafka: str | None = None,
         postgres: str | None = None,
+        shards: int | None = None,
         roles: Sequence[RoleSpec] = (),
         say: Say = print,
         init: Init | None = None,
@@ -62,8 +63,11 @@ class LocalStack:
         self._roles = {role.name: role for role in roles}
         self._say = say
         self._init = init
+        self._shards = shards
         self._kafka = KafkaBroker(state_dir, cache_dir, say=say)
-        self._postgres = PostgresServer(state_dir, cache_dir, say=say)
+        names = ["postgres", *(f"postgres-{shard}" for shard in range(1, shards or self._shards_before() or 1))]
+        self._postgres = {name: PostgresServer(state_dir, cache_dir, name=name, say=say) for name in names}
+        self._servers: dict[str, KafkaBroker | PostgresServer] = {**self._postgres, "kafka": self._kafka}
 
     def add_role(self, role: RoleSpec) -> None:
         """One more role, started after those before it."""
@@ -76,8 +80,18 @@ class LocalStack:
 
     @property
     def dsn(self) -> str:
-        """Postgres's address. Raises StackError before the first `up`."""
-        return self._external("postgres") or self._postgres.dsn
+        """Postgres's address: home's, where there are several. Raises StackError before the first `up`."""
+        return self._external("postgres") or self._postgres["postgres"].dsn
+
+    @property
+    def dsns(self) -> list[str]:
+        """Those of all shards, home's first."""
+        return [self.dsn, *self.shard_dsns]
+
+    @property
+    def shard_dsns(self) -> list[str]:
+        """Those of the others, of shards 1, 2, …"""
+        return [server.dsn for name, server in self._postgres.items() if name != "postgres"]
 
     def up(self) -> None:
         """Start what does not run yet and wait until all of it is ready.
@@ -104,7 +118,7 @@ class LocalStack:
 
     def status(self) -> list[PartStatus]:
         """Every part, servers first, each asked for its health now, all at the same time."""
-        names = [*SERVERS, *dict.fromkeys([*self._roles, *self._recorded_roles()])]
+        names = [*self._servers, *dict.fromkeys([*self._roles, *self._recorded_roles()])]
         with ThreadPoolExecutor(len(names)) as pool:
             return list(pool.map(self._status_of, names))
 
@@ -118,7 +132,7 @@ class LocalStack:
     def start_part(self, name: str) -> None:
         """Start one part and wait until it is ready. Raises PartFailed; nothing to do if it runs."""
         self._check_known(name)
-        if name in SERVERS:
+        if name in self._servers:
             self._start_server(name)
         else:
             self._start_roles([self._roles[name]])
@@ -147,18 +161,32 @@ class LocalStack:
     # --- starting ---
 
     def _start_everything(self) -> None:
+        self._check_shards()
         with self.register.change() as contents:
             contents.kafka, contents.postgres = self._given["kafka"], self._given["postgres"]
-        with ThreadPoolExecutor(len(SERVERS)) as pool:
-            list(pool.map(self._start_server, SERVERS))
+            contents.shards = len(self._postgres)
+        with ThreadPoolExecutor(len(self._servers)) as pool:
+            list(pool.map(self._start_server, self._servers))
         if self._init is not None:
             self._init(self.bootstrap, self.dsn)
         self._start_roles(list(self._roles.values()))
 
+    def _shards_before(self) -> int | None:
+        """How many servers were started last time; None before the first."""
+        contents = self.register.read()
+        return contents.shards or (1 if contents.ports.get("postgres") else None)
+
+    def _check_shards(self) -> None:
+        before = self._shards_before()
+        if before is not None and before != len(self._postgres):
+            raise StackError(f"{self.state_dir} has {before} shards, not {len(self._postgres)}: take another folder")
+        if self._given["postgres"] is not None and len(self._postgres) > 1:
+            raise StackError("with a Postgres of yours, name its shards by `fencepostd init`: none is started here")
+
     def _start_server(self, name: str) -> None:
         external = self._external(name)
         if external is None:
-            (self._kafka if name == "kafka" else self._postgres).start()
+            self._servers[name].start()
             return
         health = kafka_health(external) if name == "kafka" else postgres_health(external)
         if not health.ok:
@@ -185,9 +213,9 @@ class LocalStack:
     # --- stopping ---
 
     def _stop(self, names: Sequence[str]) -> None:
-        self._stop_roles([name for name in names if name not in SERVERS])
-        with ThreadPoolExecutor(len(SERVERS)) as pool:
-            list(pool.map(self._stop_server, [name for name in SERVERS if name in names]))
+        self._stop_roles([name for name in names if name not in self._servers])
+        with ThreadPoolExecutor(len(self._servers)) as pool:
+            list(pool.map(self._stop_server, [name for name in self._servers if name in names]))
 
     def _stop_roles(self, names: Sequence[str]) -> None:
         if names:
@@ -200,18 +228,20 @@ class LocalStack:
 
     def _stop_server(self, name: str) -> None:
         self._say(f"stopping {name}")
-        (self._kafka if name == "kafka" else self._postgres).stop()
+        self._servers[name].stop()
 
     # --- looking ---
 
     def _status_of(self, name: str) -> PartStatus:
-        external = self._external(name) if name in SERVERS else None
+        external = self._external(name)
         if external is not None:
             return external_status(name, external)
         return part_status(name, self.register.part(name))
 
     def _external(self, name: str) -> str | None:
         """The address of a server of somebody else: the one given now, else the one the last `up` was given."""
+        if name not in self._given:
+            return None
         contents = self.register.read()
         return self._given[name] or (contents.kafka if name == "kafka" else contents.postgres)
 
@@ -219,14 +249,14 @@ class LocalStack:
         return [name for name in self.register.read().parts if self.register.running(name) is not None]
 
     def _recorded_roles(self) -> list[str]:
-        return [name for name in self.register.read().parts if name not in SERVERS]
+        return [name for name in self.register.read().parts if name not in self._servers]
 
     def _known(self) -> list[str]:
-        return list(dict.fromkeys([*SERVERS, *self._roles, *self._recorded_roles()]))
+        return list(dict.fromkeys([*self._servers, *self._roles, *self._recorded_roles()]))
 
     def _check_known(self, name: str) -> None:
-        if name not in SERVERS and name not in self._roles:
-            raise StackError(f"there is no part {name!r}; parts: {', '.join([*SERVERS, *self._roles])}")
+        if name not in self._servers and name not in self._roles:
+            raise StackError(f"there is no part {name!r}; parts: {', '.join([*self._servers, *self._roles])}")
 
     def _part(self, name: str) -> Part:
         if name not in self._known():

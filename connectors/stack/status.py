@@ -50,7 +50,7 @@ def external_status(name: str, address: str) -> PartStatus:
 def _ask(name: str, record: PartRecord) -> Health:
     if name == "kafka":
         return kafka_health(f"127.0.0.1:{record.port}")
-    if name == "postgres":
+    if name.startswith("postgres"):
         return postgres_health(local_dsn(record.port or 0))
     if record.health_url is not None:
         return http_health(record.health_url)

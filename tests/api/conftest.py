@@ -20,6 +20,7 @@ from api.app import Api, ApiSettings
 from connectors.stack import KafkaBroker
 from ledger.connection import Pool, session
 from ledger.outbox import outbox_lag
+from ledger.shards import Shards
 from ledger.tokens import Role, create_token
 from schemas.codec import Codec
 from streams.history_service import HistoryRole
@@ -73,7 +74,6 @@ def patience_s() -> float:
 @pytest.fixture
 def settings(kafka_broker: KafkaBroker, topics: Topics, patience_s: float) -> ApiSettings:
     return ApiSettings(
-        partitions=PARTITIONS,
         bootstrap=kafka_broker.bootstrap,
         commands_topic=topics.commands,
         ready_topic=topics.ready,
@@ -135,9 +135,9 @@ def with_history(settings: ApiSettings, past: Past) -> ApiSettings:
 
 
 @pytest_asyncio.fixture
-async def api(ledger_pool: Pool, settings: ApiSettings) -> AsyncIterator[Api]:
+async def api(shards: Shards, settings: ApiSettings) -> AsyncIterator[Api]:
     """A running API."""
-    api = Api(ledger_pool, settings)
+    api = Api(shards, settings)
     async with api.running():
         yield api
 
@@ -212,8 +212,8 @@ async def producer(callers: Callers) -> Caller:
 
 
 @pytest_asyncio.fixture
-async def owner(ledger_pool: Pool, kafka_broker: KafkaBroker, topics: Topics) -> Owner:
+async def owner(shards: Shards, kafka_broker: KafkaBroker, topics: Topics) -> Owner:
     """Who owns every partition."""
-    owner = Owner(ledger_pool, kafka_broker.bootstrap, topics)
+    owner = Owner(shards, kafka_broker.bootstrap, topics)
     await owner.take_over_all()
     return owner

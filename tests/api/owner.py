@@ -14,9 +14,9 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaException, Message, Produ
 
 from api.ready_index import ReadyRun
 from ledger.completions import expire_leases
-from ledger.connection import Pool
 from ledger.fence import Fence, owner_transaction, take_over
 from ledger.jobs import NewJob, create_jobs
+from ledger.shards import Shards
 from schemas.codec import Codec
 from schemas.commands import LANES, JobSpec, definition_json
 from schemas.ids import new_id, partition_of_job, partition_of_run, run_id_for
@@ -31,8 +31,8 @@ SPEC = JobSpec(queue="mail", schedule={"delaySeconds": 0})
 class Owner:
     """bootstrap, topics: where commands come from and hints go to."""
 
-    def __init__(self, pool: Pool, bootstrap: str, topics: Topics) -> None:
-        self._pool = pool
+    def __init__(self, shards: Shards, bootstrap: str, topics: Topics) -> None:
+        self._shards = shards
         self._bootstrap = bootstrap
         self._topics = topics
         self._codec = Codec()
@@ -40,7 +40,7 @@ class Owner:
 
     async def take_over_all(self) -> None:
         takeovers = await asyncio.gather(
-            *(take_over(self._pool, partition, "test-owner") for partition in range(PARTITIONS))
+            *(take_over(self._shards.of(partition), partition, "test-owner") for partition in range(PARTITIONS))
         )
         self.fences = {takeover.fence.partition: takeover.fence for takeover in takeovers}
 
@@ -74,12 +74,12 @@ class Owner:
         return run_ids
 
     async def _create(self, partition: int, jobs: Sequence[NewJob]) -> None:
-        async with owner_transaction(self._pool, self.fences[partition]) as tx:
+        async with owner_transaction(self._shards.of(partition), self.fences[partition]) as tx:
             await create_jobs(tx, jobs)
 
     async def expire(self, run_id: UUID) -> bool:
         """End an attempt, if its lease has run out; whether it had."""
-        async with owner_transaction(self._pool, self.fences[partition_of_run(run_id)]) as tx:
+        async with owner_transaction(self._shards.of_run(run_id), self.fences[partition_of_run(run_id)]) as tx:
             return await expire_leases(tx.conn, [run_id]) != []
 
     def hint(
@@ -124,7 +124,7 @@ class Owner:
     async def _apply_all(self, consumer: Consumer) -> None:
         returns = CommandReturns(self._bootstrap, self._topics.commands, self._topics.rejected, self._codec)
         appliers = {
-            partition: CommandApplier(fence, self._pool, returns, self._codec, PARTITIONS)
+            partition: CommandApplier(fence, self._shards.of(partition), returns, self._codec, PARTITIONS)
             for partition, fence in self.fences.items()
         }
         while True:

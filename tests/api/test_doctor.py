@@ -186,5 +186,5 @@ def test_a_history_that_is_behind_or_away_is_a_warning(health: HistoryHealth | s
 
 def test_kafka_and_a_ledger_that_are_away_fail() -> None:
     assert kafka_finding(False).status == "fail"
-    [only] = ledger_findings("no connection")
+    [only] = ledger_findings({0: "no connection"})
     assert (only.check, only.status, only.detail) == ("ledger", "fail", "no connection")

@@ -17,11 +17,13 @@ from api.command_producer import CommandProducer
 from ledger.connection import Pool, session
 from ledger.jobs import read_jobs
 from ledger.runs import read_run
+from ledger.shards import Shards
 from schemas.commands import PauseJob
 from schemas.errors import KafkaUnavailable
 from schemas.ids import idempotent_id, new_id
 from tests.api.conftest import Caller, Callers
 from tests.api.owner import Owner
+from tests.ledger_fixtures import PARTITIONS
 
 HOURLY = {"queue": "mail", "schedule": {"everySeconds": 3600}}
 RUN_AT = {"queue": "mail", "schedule": {"runAt": "2040-05-06T07:08:09.123456Z"}}
@@ -306,14 +308,13 @@ async def test_without_kafka_a_create_answers_503_and_says_when_to_come_back(
     ledger_pool: Pool, settings: ApiSettings
 ) -> None:
     no_kafka = ApiSettings(
-        partitions=settings.partitions,
         bootstrap="127.0.0.1:1",
         commands_topic="commands",
         ready_topic="ready",
         codec=settings.codec,
         kafka_config={"message.timeout.ms": 300},
     )
-    api = Api(ledger_pool, no_kafka)
+    api = Api(Shards.alone(ledger_pool, PARTITIONS), no_kafka)
     async with api.running():
         producer = await Callers(api, ledger_pool)("producer")
         response: httpx.Response = await producer.post("/v1/jobs", HOURLY)

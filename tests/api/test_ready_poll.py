@@ -19,7 +19,9 @@ from ledger.connection import ledger_pool as open_ledger_pool
 from ledger.fence import api_transaction, say_decided
 from ledger.leases import LeaseAsk, lease_runs
 from ledger.runs import DueRun, find_due
+from ledger.shards import Shards
 from tests.api.owner import Owner
+from tests.ledger_fixtures import PARTITIONS
 
 MAIL, SMS = ("acme", "mail"), ("acme", "sms")
 
@@ -30,7 +32,11 @@ class Poll:
     def __init__(self, pool: Pool, interval_s: tuple[float, float]) -> None:
         self.index, self.metrics, self.are_hints_read = ReadyIndex(), ApiMetrics(), False
         self.poll = ReadyPoll(
-            pool, self.index, self.metrics, interval_s=interval_s, are_hints_read=lambda: self.are_hints_read
+            Shards.alone(pool, PARTITIONS),
+            self.index,
+            self.metrics,
+            interval_s=interval_s,
+            are_hints_read=lambda: self.are_hints_read,
         )
 
     def wait(self, queue: Queue, wanted: int = 10) -> Callable[[], Coroutine[Any, Any, list[ReadyRun]]]:

@@ -17,11 +17,14 @@ import pytest_asyncio
 from api.api_role import ApiRole
 from api.app import ApiSettings
 from ledger.connection import Pool, session
+from ledger.connection import ledger_pool as open_ledger_pool
 from ledger.fence import FENCE_PARTITIONS
 from ledger.runs import read_run
+from ledger.shards import Shards
 from ledger.tokens import create_token
 from schemas.ids import partition_of_run
 from tests.api.owner import Owner
+from tests.ledger_fixtures import PARTITIONS
 
 
 @dataclass
@@ -69,8 +72,8 @@ class Served:
 
 
 @pytest_asyncio.fixture
-async def served(ledger_dsn: str, ledger_pool: Pool, settings: ApiSettings) -> AsyncIterator[Served]:
-    role = ApiRole(ledger_dsn, "127.0.0.1", 0, settings)
+async def served(shards: Shards, ledger_pool: Pool, settings: ApiSettings) -> AsyncIterator[Served]:
+    role = ApiRole(shards, "127.0.0.1", 0, settings)
     async with session(ledger_pool) as conn:
         token = await create_token(conn, "acme", "worker")
     limits = httpx.Limits(max_connections=200)
@@ -212,23 +215,26 @@ async def test_a_takeover_in_between_costs_a_lease_nothing_but_a_moment(
     assert run["runId"] == str(run_id)
 
 
-async def test_a_port_that_is_taken_is_told_at_once(served: Served, ledger_dsn: str, settings: ApiSettings) -> None:
+async def test_a_port_that_is_taken_is_told_at_once(served: Served, shards: Shards, settings: ApiSettings) -> None:
     port = urlsplit(served.role.url).port
     assert port is not None
     with pytest.raises(OSError, match="in use"):
-        ApiRole(ledger_dsn, "127.0.0.1", port, settings)
+        ApiRole(shards, "127.0.0.1", port, settings)
 
 
 async def test_without_the_ledger_a_call_answers_503_and_says_when_to_come_back(settings: ApiSettings) -> None:
-    role = ApiRole("postgresql://nobody@127.0.0.1:1/none", "127.0.0.1", 0, settings)
-    stop = asyncio.Event()
-    running = asyncio.create_task(role.run(stop))
-    await role.ready.wait()
-    async with httpx.AsyncClient(base_url=role.url, headers={"authorization": "Bearer fp_a_b"}, timeout=30) as client:
-        response = await client.post("/v1/queues/mail/lease", json={"workerId": "w", "max": 1})
-        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
-        ready = await client.get("/readyz")
-        assert (ready.status_code, ready.json()["ledger"]) == (503, "away")
-        assert (await client.get("/healthz")).status_code == 200
-    stop.set()
-    await running
+    async with open_ledger_pool("postgresql://nobody@127.0.0.1:1/none") as pool:
+        role = ApiRole(Shards.alone(pool, PARTITIONS), "127.0.0.1", 0, settings)
+        stop = asyncio.Event()
+        running = asyncio.create_task(role.run(stop))
+        await role.ready.wait()
+        async with httpx.AsyncClient(
+            base_url=role.url, headers={"authorization": "Bearer fp_a_b"}, timeout=30
+        ) as client:
+            response = await client.post("/v1/queues/mail/lease", json={"workerId": "w", "max": 1})
+            assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+            ready = await client.get("/readyz")
+            assert (ready.status_code, ready.json()["ledger"]) == (503, "away")
+            assert (await client.get("/healthz")).status_code == 200
+        stop.set()
+        await running

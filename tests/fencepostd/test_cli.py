@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
@@ -86,6 +87,29 @@ def test_init_twice_is_harmless_and_another_number_of_partitions_is_refused(
     refused = run("init", *options, "--partitions", "5")
     assert refused.exit_code == 1
     assert "4 partitions, not 5" in refused.output
+
+
+def test_init_spreads_partitions_over_shards_that_a_later_init_knows(
+    kafka_broker: KafkaBroker, postgres_server: str, empty_ledger_dsn: str, another_ledger_dsn: str, tmp_path: Path
+) -> None:
+    options = ["--kafka", kafka_broker.bootstrap, "--postgres", empty_ledger_dsn, "--topic-prefix", tmp_path.name]
+    options += ["--partitions", "4"]
+    for shards in (["--shard", another_ledger_dsn], ["--shard", another_ledger_dsn], []):
+        done = run("init", *options, *shards)
+        assert done.exit_code == 0, done.output
+    assert [held_by(dsn) for dsn in (empty_ledger_dsn, another_ledger_dsn)] == [[0, 2], [1, 3]]
+
+    refused = run("init", *options, "--shard", another_ledger_dsn, "--shard", postgres_server)
+    assert (refused.exit_code, "there are 2, not 3" in refused.output) == (1, True)
+    refused = run("init", *options, "--shard", postgres_server)
+    assert (refused.exit_code, "is no shard" in refused.output) == (1, True)
+    refused = run("token", "create", "--postgres", another_ledger_dsn, "--tenant", "acme", "--role", "worker")
+    assert (refused.exit_code, "is shard 1, not 0" in refused.output) == (1, True)
+
+
+def held_by(dsn: str) -> list[int]:
+    with psycopg.connect(dsn) as conn:
+        return [row[0] for row in conn.execute("SELECT partition FROM partitions ORDER BY partition")]
 
 
 def test_token_is_shown_once_and_ends_when_it_is_revoked(ledger_dsn: str) -> None:

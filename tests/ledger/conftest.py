@@ -7,13 +7,11 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 import pytest_asyncio
-from psycopg.conninfo import make_conninfo
 
 from ledger.connection import Pool
 from tests.ledger.owned_partition import OwnedPartition
-from tests.ledger_fixtures import PARTITIONS
+from tests.ledger_fixtures import shared_ledger
 
-SHARED = "ledger_of_ledger_tests"
 EMPTY = """
 DELETE FROM runs; DELETE FROM dead_runs; DELETE FROM jobs; DELETE FROM outbox; DELETE FROM applied_commands;
 DELETE FROM lease_requests; DELETE FROM tokens; DELETE FROM job_slots; DELETE FROM pauses; DELETE FROM takeovers;
@@ -23,14 +21,8 @@ UPDATE partitions SET owner = NULL, consumed_offset = 0, decided_through = now()
 
 @pytest.fixture(scope="session")
 def shared_ledger_dsn(postgres_server: str, ledger_template: str) -> Iterator[str]:
-    dsn = make_conninfo(postgres_server, dbname=SHARED)
-    with psycopg.connect(postgres_server, autocommit=True) as conn:
-        conn.execute(f"CREATE DATABASE {SHARED} TEMPLATE {ledger_template}")
-        with psycopg.connect(dsn, autocommit=True) as inside:
-            inside.execute("INSERT INTO settings VALUES ('partitions', %s)", (str(PARTITIONS),))
-            inside.execute("INSERT INTO partitions (partition) SELECT generate_series(0, %s - 1)", (PARTITIONS,))
+    with shared_ledger(postgres_server, ledger_template, "ledger_of_ledger_tests") as dsn:
         yield dsn
-        conn.execute(f"DROP DATABASE {SHARED} WITH (FORCE)")
 
 
 @pytest.fixture

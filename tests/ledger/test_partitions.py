@@ -14,12 +14,12 @@ from ledger.fence import Fence, owner_transaction, release_partition, say_decide
 from ledger.partitions import (
     advance_decided,
     advance_offset,
-    init_partitions,
     list_partitions,
     list_takeovers,
     owners_keep_up,
     partition_count,
 )
+from ledger.shard_map import init_alone
 from schemas.errors import LedgerMismatch
 from schemas.ids import MAX_PARTITIONS
 from tests.ledger.owned_partition import NOW
@@ -30,7 +30,7 @@ async def test_a_ledger_that_was_never_initialised_says_how_to(empty_ledger_dsn:
     async with await psycopg.AsyncConnection.connect(empty_ledger_dsn, autocommit=True) as conn:
         with pytest.raises(LedgerMismatch, match="fencepostd init"):
             await partition_count(conn)
-        await init_partitions(conn, MAX_PARTITIONS)
+        await init_alone(conn, MAX_PARTITIONS)
         assert await partition_count(conn) == MAX_PARTITIONS
         assert [status.partition for status in await list_partitions(conn)] == list(range(MAX_PARTITIONS))
 
@@ -39,7 +39,7 @@ async def test_initialising_again_with_the_same_number_changes_nothing(ledger_po
     await take_over(ledger_pool, 2, "owner-1")
     async with session(ledger_pool) as conn:
         before = await list_partitions(conn)
-        await init_partitions(conn, PARTITIONS)
+        await init_alone(conn, PARTITIONS)
         assert await list_partitions(conn) == before
 
 
@@ -47,7 +47,7 @@ async def test_initialising_again_with_the_same_number_changes_nothing(ledger_po
 async def test_another_number_of_partitions_is_refused(ledger_pool: Pool, count: int) -> None:
     async with session(ledger_pool) as conn:
         with pytest.raises(LedgerMismatch, match="partitions"):
-            await init_partitions(conn, count)
+            await init_alone(conn, count)
         assert len(await list_partitions(conn)) == PARTITIONS
 
 

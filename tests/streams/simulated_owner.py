@@ -69,6 +69,7 @@ class Simulation:
     def __init__(self, pool: Pool, folder: Path, clock: SimulatedClock) -> None:
         self.pool, self.folder, self.clock = pool, folder, clock
         self.hints, self.rates = HintLog(), QueueRates()
+        self.rate_share = 1.0
         self.hinted: dict[UUID, datetime] = {}  # when each run was first hinted
         self.owner: PartitionOwner
 
@@ -235,6 +236,7 @@ class Simulation:
             _no_events,
             _raise,
             rates=self.rates,
+            rate_share=self.rate_share,
         )
 
 

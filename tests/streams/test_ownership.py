@@ -55,7 +55,7 @@ async def owned(setting: OwnerSetting, reads: Reads) -> AsyncIterator[Ownership]
 @asynccontextmanager
 async def _ownership(setting: OwnerSetting, reads: Reads) -> AsyncIterator[Ownership]:
     ownership = Ownership("a", membership_known_s=0.1)
-    ownership.around, ownership.read_from = setting.around, reads.read_from
+    ownership.around_of, ownership.read_from = lambda _: setting.around, reads.read_from
     ownership.feed = reads  # type: ignore[assignment]
     yield ownership
     await ownership.close()

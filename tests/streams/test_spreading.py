@@ -82,6 +82,14 @@ async def test_made_up_runs_come_due_at_their_queues_rate_the_oldest_first(simul
     assert all(timedelta(0) <= each < timedelta(seconds=0.05) for each in late)
 
 
+async def test_a_shard_among_several_takes_its_share_of_the_rate(simulation: Simulation) -> None:
+    await simulation.set_rate(2)
+    job_id = await job(simulation)
+    simulation.rate_share = 0.25
+    await restart(simulation)
+    assert [at for _, at in await due(simulation, job_id)][:10] == apart(10, 2)
+
+
 async def test_jobs_of_a_queue_take_turns_by_the_age_of_what_they_missed(simulation: Simulation) -> None:
     await simulation.set_rate(4)
     every, second, third = [await job(simulation, cron) for cron in ("* * * * *", "*/2 * * * *", "*/3 * * * *")]

@@ -39,6 +39,7 @@ from fencepost.schedules.schedule_preview import SchedulePreview
 from fencepost.schedules.zones import TZDATA_VERSION
 from ledger.connection import Pool, session
 from ledger.runs import read_run
+from ledger.shards import Shards
 from ledger.tokens import Role, create_token
 from schemas.codec import Codec
 from streams.topics import Topics, create_topics
@@ -78,16 +79,15 @@ def patience_s() -> float:
 
 
 @pytest_asyncio.fixture
-async def api_url(ledger_dsn: str, kafka_broker: KafkaBroker, topics: Topics, patience_s: float) -> AsyncIterator[str]:
+async def api_url(shards: Shards, kafka_broker: KafkaBroker, topics: Topics, patience_s: float) -> AsyncIterator[str]:
     settings = ApiSettings(
-        partitions=PARTITIONS,
         bootstrap=kafka_broker.bootstrap,
         commands_topic=topics.commands,
         ready_topic=topics.ready,
         codec=Codec(),
         applied_within_s=patience_s,
     )
-    role, stop = ApiRole(ledger_dsn, "127.0.0.1", 0, settings), asyncio.Event()
+    role, stop = ApiRole(shards, "127.0.0.1", 0, settings), asyncio.Event()
     running = asyncio.create_task(role.run(stop))
     await role.ready.wait()
     yield role.url
@@ -96,8 +96,8 @@ async def api_url(ledger_dsn: str, kafka_broker: KafkaBroker, topics: Topics, pa
 
 
 @pytest_asyncio.fixture
-async def owner(ledger_pool: Pool, kafka_broker: KafkaBroker, topics: Topics) -> Owner:
-    owner = Owner(ledger_pool, kafka_broker.bootstrap, topics)
+async def owner(shards: Shards, kafka_broker: KafkaBroker, topics: Topics) -> Owner:
+    owner = Owner(shards, kafka_broker.bootstrap, topics)
     await owner.take_over_all()
     return owner
 

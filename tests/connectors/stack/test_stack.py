@@ -245,3 +245,35 @@ def test_own_servers_come_up_hold_their_data_and_leave_nothing(tmp_path: Path) -
         stack.down()
     assert still_running(tmp_path) == []
     assert any(line.startswith("kafka: ready in") for line in said)
+
+
+def test_each_shard_is_a_server_of_its_own_that_the_next_start_finds_again(
+    tmp_path: Path, kafka_broker: KafkaBroker
+) -> None:
+    def stack(shards: int | None = None) -> LocalStack:
+        return LocalStack(tmp_path, kafka=kafka_broker.bootstrap, shards=shards, say=lambda _: None)
+
+    try:
+        stack(2).up()
+        dsns = stack().dsns
+        assert len(set(dsns)) == 2
+        names = ["postgres", "postgres-1", "kafka"]
+        assert [(status.name, status.health) for status in stack().status()] == [(name, "ok") for name in names]
+        with psycopg.connect(dsns[1]) as conn:
+            conn.execute("CREATE TABLE kept ()")
+        stack().down()
+        assert [status.health for status in stack().status()] == ["down", "down", "ok"]
+        stack().up()
+        assert stack().dsns == dsns
+        with psycopg.connect(dsns[1]) as conn:
+            conn.execute("SELECT FROM kept")
+        with pytest.raises(StackError, match="2 shards, not 3"):
+            stack(3).up()
+    finally:
+        stack().down()
+
+
+def test_shards_are_not_started_beside_a_postgres_that_was_given(tmp_path: Path, kafka_broker: KafkaBroker) -> None:
+    stack = LocalStack(tmp_path, kafka=kafka_broker.bootstrap, postgres="dbname=mine", shards=2, say=lambda _: None)
+    with pytest.raises(StackError, match="fencepostd init"):
+        stack.up()

@@ -17,6 +17,7 @@ from connectors.stack import KafkaBroker
 from fencepost.cli import main
 from fencepost.client import FencepostClient
 from ledger.connection import Pool, session
+from ledger.shards import Shards
 from ledger.tokens import create_token
 from schemas.codec import Codec
 from streams.topics import Topics, create_topics
@@ -34,16 +35,15 @@ def topics(kafka_broker: KafkaBroker) -> Topics:
 
 
 @pytest_asyncio.fixture
-async def api_url(ledger_dsn: str, kafka_broker: KafkaBroker, topics: Topics) -> AsyncIterator[str]:
+async def api_url(shards: Shards, kafka_broker: KafkaBroker, topics: Topics) -> AsyncIterator[str]:
     settings = ApiSettings(
-        partitions=PARTITIONS,
         bootstrap=kafka_broker.bootstrap,
         commands_topic=topics.commands,
         ready_topic=topics.ready,
         codec=Codec(),
         applied_within_s=PATIENCE_S,
     )
-    role, stop = ApiRole(ledger_dsn, "127.0.0.1", 0, settings), asyncio.Event()
+    role, stop = ApiRole(shards, "127.0.0.1", 0, settings), asyncio.Event()
     running = asyncio.create_task(role.run(stop))
     await role.ready.wait()
     yield role.url
@@ -52,8 +52,8 @@ async def api_url(ledger_dsn: str, kafka_broker: KafkaBroker, topics: Topics) ->
 
 
 @pytest_asyncio.fixture
-async def owner(ledger_pool: Pool, kafka_broker: KafkaBroker, topics: Topics) -> AsyncIterator[Owner]:
-    owner = Owner(ledger_pool, kafka_broker.bootstrap, topics)
+async def owner(shards: Shards, kafka_broker: KafkaBroker, topics: Topics) -> AsyncIterator[Owner]:
+    owner = Owner(shards, kafka_broker.bootstrap, topics)
     await owner.take_over_all()
     async with owner.applying_commands():
         yield owner

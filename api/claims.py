@@ -1,0 +1,251 @@
+"""Claims: what a lease call has popped from the ready index becomes leases, in one group-committed transaction a shard.
+
+The answer is the union of what the shards lease. One that is away or slow keeps nothing from the others: its runs are
+put back, or found again by a look once it answers. A client that hangs up leaves no lease behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from api.group_commit import Pending, ShardCommits
+from api.metrics import ApiMetrics
+from api.ready_index import Queue, ReadyIndex, ReadyRun
+from api.ready_poll import ReadyPoll
+from ledger.connection import Pool
+from ledger.fence import api_transaction
+from ledger.lease_requests import remember_leases
+from ledger.leases import HeldLease, LeaseAsk, LeasedRun, lease_runs, release_runs
+from ledger.shards import Shards
+from schemas import http
+from schemas.commands import LANES
+from schemas.errors import FencepostError, TryAgain
+
+log = logging.getLogger(__name__)
+
+COMPANY_S = 0.25  # how long the leases of one shard wait for those of the others
+
+Watch = asyncio.Future[Any]  # done when the client has hung up
+
+
+Popped = Mapping[Queue, Sequence[ReadyRun]]  # none is empty
+
+
+class HungUp(Exception):
+    """The client is gone: nobody waits for an answer."""
+
+
+class Asked(NamedTuple):
+    """A lease call. until: on the monotonic clock. remember_as: None without a request id."""
+
+    queues: Sequence[Queue]
+    body: http.LeaseRequest
+    until: float
+    remember_as: UUID | None
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """Runs of one shard that one lease call wants leased."""
+
+    asks: Sequence[LeaseAsk]
+    remember_as: UUID | None
+
+    def run_ids(self) -> Sequence[UUID]:
+        return [ask.run_id for ask in self.asks]
+
+
+class _Part(NamedTuple):
+    """What a call popped of one shard, and the leases of it on their way."""
+
+    shard: int
+    popped: Popped
+    pending: Pending[Claim, LeasedRun]
+
+    def runs(self) -> list[ReadyRun]:
+        return _runs(self.popped)
+
+    def leased(self) -> list[LeasedRun]:
+        """The call's own, in the order the runs were due. Raises what the transaction raised; it is over."""
+        leased = self.pending.done.result()
+        return [leased[run.run_id] for run in self.runs() if run.run_id in leased]
+
+    def has_leases(self) -> bool:
+        done = self.pending.done
+        return done.done() and done.exception() is None and bool(self.leased())
+
+
+class Claims:
+    """Belongs to one event loop."""
+
+    def __init__(self, shards: Shards, index: ReadyIndex, poll: ReadyPoll, metrics: ApiMetrics) -> None:
+        self._shards = shards
+        self._index = index
+        self._poll = poll
+        self._metrics = metrics
+        self._commits: ShardCommits[Claim, LeasedRun] = ShardCommits(
+            shards, self._lease, observe=metrics.commit_batch_runs.labels("lease").observe
+        )
+        self._undoing: set[asyncio.Task[None]] = set()
+        self._lease_counts = [metrics.leases.labels(lane) for lane in LANES]
+
+    async def lease(self, asked: Asked, popped: Popped, hung_up: Watch) -> Sequence[LeasedRun]:
+        """Lease what was popped. When the client hangs up meanwhile, nothing of it stays leased or gets lost.
+
+        Raises HungUp, or what kept every shard that there is from leasing.
+        """
+        parts = self._submit(asked, popped)
+        try:
+            await _answers(parts, hung_up)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._undo_all(parts))
+            raise
+        if hung_up.done():
+            await self._undo_all(parts)
+            raise HungUp
+        for late in [part for part in parts if not part.pending.done.done()]:
+            parts.remove(late)
+            self._undo_later(late)
+        leased = self._settle_all(parts)
+        if not leased:
+            for queue in popped:
+                self._poll.doubt(queue)
+        return [leased[run.run_id] for run in _runs(popped) if run.run_id in leased]  # in the order the runs were due
+
+    async def drain(self) -> None:
+        """Return when nothing is under way."""
+        await self._commits.drain()
+        await asyncio.gather(*self._undoing)
+
+    def _submit(self, asked: Asked, popped: Popped) -> list[_Part]:
+        by_shard: dict[int, dict[Queue, list[ReadyRun]]] = {}
+        for queue, runs in popped.items():
+            for shard, own in self._shards.split(runs).items():
+                by_shard.setdefault(shard, {})[queue] = own
+        return [self._submit_part(asked, shard, own) for shard, own in by_shard.items()]
+
+    def _submit_part(self, asked: Asked, shard: int, popped: Popped) -> _Part:
+        worker_id, visibility_s = asked.body.worker_id, asked.body.visibility_seconds
+        asks = [LeaseAsk(run.run_id, run.epoch, worker_id, visibility_s) for run in _runs(popped)]
+        return _Part(shard, popped, self._commits.of(shard).submit(Claim(asks, asked.remember_as)))
+
+    def _settle_all(self, parts: Sequence[_Part]) -> dict[UUID, LeasedRun]:
+        """The leases of parts that have answered. Raises a shard's error only when there is no other to get runs of."""
+        leased: dict[UUID, LeasedRun] = {}
+        errors: list[Exception] = []
+        for part in parts:
+            try:
+                own = self._settle(part)
+            except Exception as error:
+                errors.append(error)
+            else:
+                self._count(part.runs(), own)
+                leased |= {run.run_id: run for run in own}
+        for each in errors:
+            is_away = isinstance(each, TryAgain)
+            if not leased and (len(errors) == len(self._shards.pools) or not is_away):
+                raise each
+            log.warning("a shard leased nothing: %s", each, exc_info=None if is_away else each)
+        return leased
+
+    def _settle(self, part: _Part) -> list[LeasedRun]:
+        """A part's leases; tells the index. Raises what the transaction raised."""
+        try:
+            leased = part.leased()
+        except TryAgain:
+            if len(self._shards.pools) > 1 and self._shards.pools[part.shard].is_away:
+                # In the index they would come first again and again, before those of shards that answer.
+                self._index.settle(part.runs())
+            else:
+                self._put_back(part.popped)
+            raise
+        except Exception:
+            self._index.settle(part.runs())
+            raise
+        self._index.settle(part.runs())
+        return leased
+
+    async def _undo_all(self, parts: Sequence[_Part]) -> None:
+        await asyncio.gather(*map(self._undo, parts))
+
+    def _undo_later(self, part: _Part) -> None:
+        """The others have leased something, and their worker is not kept waiting."""
+        task = asyncio.create_task(self._undo(part))
+        self._undoing.add(task)
+        task.add_done_callback(self._undoing.discard)
+
+    async def _undo(self, part: _Part) -> None:
+        """As if it had never been: what was leased is released, what was popped is in the index again."""
+        if self._commits.of(part.shard).withdraw(part.pending):
+            self._put_back(part.popped)
+            return
+        try:
+            await asyncio.wait({part.pending.done})
+            leased = self._settle(part)
+            if leased:
+                await self._give_back(part.shard, leased)
+        except FencepostError as error:
+            log.warning("leases that nobody was told of stay until they expire: %s", error)
+            return
+        returned = {run.run_id for run in leased}
+        popped = part.popped.items()
+        self._put_back({queue: [run for run in runs if run.run_id in returned] for queue, runs in popped})
+
+    def _put_back(self, popped: Popped) -> None:
+        for queue, runs in popped.items():
+            self._index.put_back(queue, runs)
+
+    async def _give_back(self, shard: int, leased: Sequence[LeasedRun]) -> None:
+        async with api_transaction(self._shards.pools[shard], [run.run_id for run in leased]) as conn:
+            await release_runs(conn, [HeldLease(run.run_id, run.lease_token) for run in leased])
+        self._metrics.leases_given_back.inc(len(leased))
+
+    async def _lease(self, pool: Pool, claims: Sequence[Claim]) -> Mapping[UUID, LeasedRun]:
+        """One transaction: the leases, and for each request id what it got."""
+        asks = [ask for claim in claims for ask in claim.asks]
+        async with api_transaction(pool, [ask.run_id for ask in asks]) as conn:
+            leased = {run.run_id: run for run in await lease_runs(conn, asks)}
+            for claim in claims:
+                own = [leased[ask.run_id] for ask in claim.asks if ask.run_id in leased]
+                if claim.remember_as is not None and own:
+                    await remember_leases(conn, claim.remember_as, own)
+        return leased
+
+    def _count(self, popped: Sequence[ReadyRun], leased: Sequence[LeasedRun]) -> None:
+        """Of one shard: the leases began at one instant of its clock."""
+        self._metrics.wasted_claims.inc(len(popped) - len(leased))
+        if not leased:
+            return
+        leased_at = leased[0].lease_expires_at - timedelta(seconds=leased[0].lease_s)
+        for run in leased:
+            self._metrics.lateness_ms.observe((leased_at - run.due_at).total_seconds() * 1000)
+        run_ids = {run.run_id for run in leased}
+        lanes = Counter(run.lane for run in popped if run.run_id in run_ids)
+        for lane, count in lanes.items():
+            self._lease_counts[lane].inc(count)
+
+
+def _runs(popped: Popped) -> list[ReadyRun]:
+    return [run for runs in popped.values() for run in runs]
+
+
+async def _answers(parts: Sequence[_Part], hung_up: Watch) -> None:
+    """Until every shard has answered or the client is gone; once one has leases the others have only a moment left."""
+    waiting = {part.pending.done for part in parts}
+    until: float | None = None
+    while waiting and not hung_up.done():
+        left_s = None if until is None else until - time.monotonic()
+        done, _ = await asyncio.wait({*waiting, hung_up}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            return
+        waiting -= done
+        if waiting and until is None and any(part.has_leases() for part in parts):
+            until = time.monotonic() + COMPANY_S

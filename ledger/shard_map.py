@@ -1,0 +1,162 @@
+"""Which shards there are, and which of them has which partition: written once by `fencepostd init`, read by every role.
+
+The map is home's. Each shard knows the number of partitions and its own number, so that a wrong address is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from psycopg.errors import UndefinedTable
+
+from ledger.connection import Connection, Pool, session
+from ledger.partitions import partition_count
+from schemas.errors import LedgerMismatch, LedgerUnavailable
+from schemas.ids import MAX_PARTITIONS
+
+log = logging.getLogger(__name__)
+
+HOME = 0
+ASK_AGAIN_S = 0.5
+
+
+@dataclass(frozen=True)
+class ShardMap:
+    """dsns: of each shard but home, by its number. placed: the shard of each partition."""
+
+    dsns: Mapping[int, str]
+    placed: Sequence[int]
+
+    def held_by(self, shard: int) -> list[int]:
+        """The partitions of a shard."""
+        return [partition for partition, its_shard in enumerate(self.placed) if its_shard == shard]
+
+
+def spread(partitions: int, dsns: Sequence[str]) -> ShardMap:
+    """A new map of home and these, in turn: then doubling the shards moves half of each to one new shard, and nothing
+    between old ones. Raises LedgerMismatch for numbers that cannot be."""
+    shards = 1 + len(dsns)
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise LedgerMismatch([f"partitions must be 1 to {MAX_PARTITIONS}, not {partitions}"])
+    if shards > partitions:
+        raise LedgerMismatch([f"{shards} shards are too many for {partitions} partitions"])
+    return ShardMap(dict(enumerate(dsns, HOME + 1)), [partition % shards for partition in range(partitions)])
+
+
+READ_SHARDS = "SELECT shard, dsn FROM shards ORDER BY shard"
+READ_PLACEMENTS = "SELECT shard FROM placements ORDER BY partition"
+
+
+async def prove_home(conn: Connection) -> int:
+    """How many partitions there are. Raises LedgerMismatch when this is another shard, or was never initialised."""
+    count = await partition_count(conn)
+    await prove_shard(conn, HOME, count)
+    return count
+
+
+async def read_shard_map(home: Connection) -> ShardMap:
+    """Raises LedgerMismatch when this is not home, or was never initialised."""
+    count = await prove_home(home)
+    shards: dict[int, str] = dict(await (await home.execute(READ_SHARDS)).fetchall())
+    placed = [shard for (shard,) in await (await home.execute(READ_PLACEMENTS)).fetchall()]
+    if len(placed) != count:
+        raise LedgerMismatch([f"the map has {len(placed)} partitions, and the ledger {count}"])
+    del shards[HOME]
+    return ShardMap(shards, placed)
+
+
+async def await_shard_map(home: Pool) -> ShardMap:
+    """The map, once home answers: no role can begin without it. Raises LedgerMismatch."""
+    while True:
+        try:
+            async with session(home) as conn:
+                return await read_shard_map(conn)
+        except LedgerUnavailable as error:
+            log.warning("waiting for the ledger: %s", error)
+            await asyncio.sleep(ASK_AGAIN_S)
+
+
+READ_OWN_NUMBER = "SELECT value FROM settings WHERE key = 'shard'"
+
+
+async def prove_shard(conn: Connection, shard: int, partitions: int) -> None:
+    """Raises LedgerMismatch unless this database is that shard of a ledger with so many partitions."""
+    where = f"{conn.info.host}:{conn.info.port}/{conn.info.dbname}"
+    with suppress(UndefinedTable):
+        row = await (await conn.execute(READ_OWN_NUMBER)).fetchone()
+        if row is not None and int(row[0]) != shard:
+            raise LedgerMismatch([f"{where} is shard {row[0]}, not {shard}"])
+        if row is not None:
+            if (count := await partition_count(conn)) != partitions:
+                raise LedgerMismatch([f"{where} is of a ledger with {count} partitions, not {partitions}"])
+            return
+    raise LedgerMismatch([f"{where} is no shard: run `fencepostd init`"])
+
+
+async def plan_shards(home: Connection, partitions: int, dsns: Sequence[str]) -> tuple[ShardMap, bool]:
+    """The map as it is to be, and whether it is there already. dsns: of shards 1, 2, …; none for those that are there.
+
+    Raises LedgerMismatch for other numbers than there are: partitions stay where they are.
+    """
+    row = await (await home.execute("SELECT EXISTS (SELECT FROM placements)")).fetchone()
+    if not (row and row[0]):
+        return spread(partitions, dsns), False
+    there = await read_shard_map(home)
+    if partitions != len(there.placed):
+        raise LedgerMismatch([f"the ledger was initialised with {len(there.placed)} partitions, not {partitions}"])
+    if dsns and len(dsns) != len(there.dsns):
+        counts = f"of shards there are {1 + len(there.dsns)}, not {1 + len(dsns)}"
+        raise LedgerMismatch([f"{counts}: partitions stay where the first `fencepostd init` has put them"])
+    return (ShardMap(dict(enumerate(dsns, HOME + 1)), there.placed) if dsns else there), True
+
+
+INIT_SETTINGS = """
+INSERT INTO settings (key, value) VALUES ('partitions', %s), ('shard', %s) ON CONFLICT DO NOTHING
+"""
+INIT_PARTITIONS = "INSERT INTO partitions (partition) SELECT unnest(%s::int[]) ON CONFLICT DO NOTHING"
+READ_PARTITIONS = "SELECT partition FROM partitions ORDER BY partition"
+
+
+async def init_shard(conn: Connection, found: ShardMap, shard: int) -> None:
+    """Make this database that shard, for ever. Safe to repeat. Raises LedgerMismatch when it is something else already.
+
+    Others than home first: home's has the map, by which roles find them.
+    """
+    partitions, held = len(found.placed), found.held_by(shard)
+    async with conn.transaction():
+        await conn.execute(INIT_SETTINGS, (str(partitions), str(shard)))
+        if (count := await partition_count(conn)) != partitions:
+            raise LedgerMismatch([f"the ledger was initialised with {count} partitions, not {partitions}"])
+        await prove_shard(conn, shard, partitions)
+        await conn.execute(INIT_PARTITIONS, (held,))
+        there = [partition for (partition,) in await (await conn.execute(READ_PARTITIONS)).fetchall()]
+        if there != held:
+            raise LedgerMismatch([f"shard {shard} has partitions of another placement: give it an empty database"])
+        if shard == HOME:
+            await _write_map(conn, found)
+
+
+async def init_alone(conn: Connection, partitions: int) -> None:
+    """Make this database a whole ledger. Raises LedgerMismatch when it is something else already."""
+    await init_shard(conn, spread(partitions, []), HOME)
+
+
+WRITE_SHARDS = """
+INSERT INTO shards (shard, dsn) SELECT * FROM unnest(%s::int[], %s::text[])
+ON CONFLICT (shard) DO UPDATE SET dsn = excluded.dsn
+"""
+WRITE_PLACEMENTS = """
+INSERT INTO placements (partition, shard)
+SELECT ordinality - 1, shard FROM unnest(%s::int[]) WITH ORDINALITY AS p (shard)
+ON CONFLICT DO NOTHING
+"""
+
+
+async def _write_map(home: Connection, found: ShardMap) -> None:
+    """Addresses may change, places do not."""
+    await home.execute(WRITE_SHARDS, ([HOME, *found.dsns], [None, *found.dsns.values()]))
+    await home.execute(WRITE_PLACEMENTS, (list(found.placed),))
