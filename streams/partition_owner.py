@@ -52,6 +52,7 @@ EXPIRY_BATCH = 500
 RECONCILE_PERIOD_S = 300.0
 RECONCILE_DUTY = 0.02  # of a process's time, for comparing its partitions with the ledger
 APPLY_AGAIN_S = 0.5
+CANCEL_AGAIN_S = 1.0
 
 
 class PartitionOwner:
@@ -108,9 +109,11 @@ class PartitionOwner:
         """
         self.inbox.close()
         through = from_us(self.decider.decided_through_us())  # now: what is cancelled leaves the queues
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while tasks := set(self._tasks):
+            for task in tasks:
+                task.cancel()
+            # And again: a cancellation that comes together with what it would end may be swallowed.
+            await asyncio.wait(tasks, timeout=CANCEL_AGAIN_S)
         PARTITION_HALTED.labels(self.fence.partition).set(0)
         self._memory.close()
         if self._lost or forget:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -109,6 +109,22 @@ async def test_commands_become_runs_that_are_hinted_when_due(setting: OwnerSetti
         assert setting.hints.sent == [(owned.fence.epoch, run_id)]
         owned.tick()
         assert len(setting.hints.sent) == 1
+
+
+async def test_an_owner_closes_though_a_piece_of_its_work_has_swallowed_the_cancellation(
+    setting: OwnerSetting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_owner, "CANCEL_AGAIN_S", 0.01)
+
+    async def work() -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    async with owning(setting) as owned:
+        owned.owner._begin(work(), "work")
+        await asyncio.sleep(0)  # it is waiting
+    assert await fetch(setting.pool, "SELECT owner FROM partitions WHERE partition = %s", PARTITION) == [None]
 
 
 async def test_an_owner_goes_on_from_its_own_last_state_without_reading_the_ledger(
