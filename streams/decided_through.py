@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from ledger.connection import Pool
 from ledger.fence import say_decided
 from schemas.errors import LedgerUnavailable
-from streams.beat import beat
 from streams.partition_owner import PartitionOwner
+from streams.pulse import pulse
 from streams.timers import from_us
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ PERIOD_S = 2.0
 async def keep_decided_through(pool: Pool, owners: Callable[[], Iterable[PartitionOwner]]) -> None:
     """Say it now and then until cancelled; what the ledger is away for is said the next time."""
     while True:
-        await beat(PERIOD_S)
+        await pulse(PERIOD_S)
         try:
             await say_decided_through(pool, owners)
         except LedgerUnavailable as error:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ledger.connection import Pool, session
 from ledger.queue_settings import QueueName, RateVersion, read_rate_versions
 from schemas.errors import LedgerUnavailable
-from streams.beat import beat
+from streams.pulse import pulse
 
 log = logging.getLogger(__name__)
 
@@ -42,4 +42,4 @@ async def keep_rates(rates: QueueRates, pool: Pool) -> None:
             await rates.read(pool)
         except LedgerUnavailable as error:
             log.warning("the rates of queues cannot be read: %s", error)
-        await beat(PERIOD_S)
+        await pulse(PERIOD_S)

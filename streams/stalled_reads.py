@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from streams.beat import beat
 from streams.metrics import COMMANDS_READ_AGAIN
 from streams.ownership import Ownership
+from streams.pulse import pulse
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ async def read_what_stalls(ownership: Ownership, end_of: Callable[[int], int | N
     """Look now and then, for ever. end_of: the topic's end in a partition as the consumer knows it, None if not yet."""
     watch = StallWatch()
     while True:
-        await beat(PERIOD_S)
+        await pulse(PERIOD_S)
         inboxes = {owner.fence.partition: owner.inbox for owner in ownership.owners()}
         reading = {partition: inbox.next_offset for partition, inbox in inboxes.items() if not inbox.full}
         for partition in watch.stalled(

@@ -9,11 +9,11 @@ from itertools import count
 
 from ledger.connection import Pool
 from schemas.errors import LedgerUnavailable
-from streams.beat import beat
 from streams.breath import Breath
 from streams.ledger_clock import LedgerClock
 from streams.metrics import TIMERS_LOADED
 from streams.partition_owner import PartitionOwner
+from streams.pulse import pulse
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Timekeeper:
     async def go_rounds(self) -> None:
         """Let owners begin what is no timer's: leases that are over, hints that were lost. Until cancelled."""
         for number in count():
-            await beat(ROUND_S)
+            await pulse(ROUND_S)
             async for owner in self._each():
                 owner.go_round(self._clock.now_us(), is_sweep=number % ROUNDS_A_SWEEP == 0)
             self.wake()  # or it would wake by itself, a moment later
@@ -84,4 +84,4 @@ async def keep_clock(clock: LedgerClock, pool: Pool) -> None:
             await clock.sample(pool)
         except LedgerUnavailable as error:
             log.warning("the ledger's clock cannot be read: %s", error)
-        await beat(CLOCK_PERIOD_S)
+        await pulse(CLOCK_PERIOD_S)
