@@ -22,7 +22,7 @@ from bench.compare import OURS, Comparison, table
 
 # Idle is last: its schedules stay, and before them there is nothing to wait for.
 BENCHES = {each.BENCH.name: each.BENCH for each in (lateness, mix, drain, enqueue, heartbeats, takeover, idle)}
-APART = ("relay", "history")  # these have servers of their own
+APART = ("relay", "history", "feed")  # these have servers of their own
 APART_RUNS, APART_ROUNDS = 20_000, 5
 SMALL = 10  # what is less is not scaled down
 UNSCALED = ("batch", "notice", "load", "step")  # these are no loads

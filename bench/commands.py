@@ -112,22 +112,6 @@ async def new_ledger(dsn: str) -> str:
     return own
 
 
-async def transactions_alone(dsn: str, count: int) -> float:
-    """Commands a second of the fenced transactions by themselves: the floor's figure."""
-    return count / (await _transactions_alone(await new_ledger(dsn), commands(count)))
-
-
-async def _transactions_alone(ledger: str, by_partition: Mapping[int, Sequence[CreateJob]]) -> float:
-    async with ledger_pool(ledger, size=8) as pool:
-        fences = {partition: (await take_over(pool, partition, "bench")).fence for partition in by_partition}
-        began = perf_counter()
-        for partition, part in by_partition.items():
-            for chunk in _chunks(part, A_TRANSACTION):
-                async with owner_transaction(pool, fences[partition]) as tx:
-                    await apply_commands(tx, chunk)
-        return perf_counter() - began
-
-
 class Cost(NamedTuple):
     """Of so many commands, in seconds: the clock's, and CPU time of the process that applies them and of Postgres."""
 
@@ -136,14 +120,27 @@ class Cost(NamedTuple):
     postgres: float
 
 
+async def transactions_alone(dsn: str, count: int) -> float:
+    """Commands a second of the fenced transactions by themselves: the floor's figure."""
+    return count / (await _transactions_alone(await new_ledger(dsn), commands(count))).wall
+
+
+async def _transactions_alone(ledger: str, by_partition: Mapping[int, Sequence[CreateJob]]) -> Cost:
+    server = postgres_pid(ledger)
+    async with ledger_pool(ledger, size=8) as pool:
+        fences = {partition: (await take_over(pool, partition, "bench")).fence for partition in by_partition}
+        before, server_before, began = cpu_s(), with_children_s(server), perf_counter()
+        for partition, part in by_partition.items():
+            for chunk in _chunks(part, A_TRANSACTION):
+                async with owner_transaction(pool, fences[partition]) as tx:
+                    await apply_commands(tx, chunk)
+        return Cost(perf_counter() - began, cpu_s() - before, with_children_s(server) - server_before)
+
+
 def floor(dsn: str, count: int) -> Cost:
     """The transactions alone."""
-    ledger, made = asyncio.run(new_ledger(dsn)), commands(count)
-    server = postgres_pid(ledger)
-    before, server_before = cpu_s(), with_children_s(server)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        wall = runner.run(_transactions_alone(ledger, made))
-    return Cost(wall, cpu_s() - before, with_children_s(server) - server_before)
+        return runner.run(_transactions_alone(runner.run(new_ledger(dsn)), commands(count)))
 
 
 def through_the_role(dsn: str, bootstrap: str, records: Wire) -> Cost:

@@ -33,9 +33,11 @@ def measured(work: Callable[..., None], *args: Any) -> Iterator[Connection]:
 
 
 def with_children_s(pid: int) -> float:
-    """The CPU time of a process and of those that it has started and that are still there."""
+    """The CPU time of a process and of those that it has started, ended ones included."""
     process = psutil.Process(pid)
-    return sum(map(_cpu_s, [process, *process.children(recursive=True)]))
+    ended = process.cpu_times()
+    living = sum(map(_cpu_s, [process, *process.children(recursive=True)]))
+    return living + ended.children_user + ended.children_system
 
 
 def postgres_pid(dsn: str) -> int:
