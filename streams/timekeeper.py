@@ -54,9 +54,11 @@ class Timekeeper:
         """Let owners begin what is no timer's: leases that are over, hints that were lost. Until cancelled."""
         for number in count():
             await pulse(ROUND_S)
+            is_sweep = number % ROUNDS_A_SWEEP == 0
             async for owner in self._each():
-                owner.go_round(self._clock.now_us(), is_sweep=number % ROUNDS_A_SWEEP == 0)
-            self.wake()  # or it would wake by itself, a moment later
+                owner.go_round(self._clock.now_us(), is_sweep=is_sweep)
+            if is_sweep:
+                self.wake()  # or it would wake by itself, a moment later
 
     async def _tick(self) -> int:
         next_us, timers = self._clock.now_us() + LONGEST_SLEEP_US, 0
