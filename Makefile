@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: help setup lock copies format check test demo bench bench-lateness bench-mix bench-drain bench-enqueue \
-	bench-heartbeats bench-takeover bench-idle bench-backlog bench-soak up down clean
+	bench-heartbeats bench-takeover bench-idle bench-backlog bench-soak bench-scale up down clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -74,6 +74,9 @@ bench-idle: setup  ## CPU with 100,000 idle schedules, and with 5,000 queues tha
 
 bench-backlog: setup  ## lateness and a drain beside 5,000,000 due runs of 1,000 tenants in 5,000 queues
 	python -m bench.backlog $(BENCH)
+
+bench-scale: setup  ## 20,000,000 recurring schedules: loading, owning, next fires, the cost of a run beside them
+	python -m bench.scale $(BENCH)
 
 bench-soak: setup  ## an hour at 70 % of what this machine can do: does anything grow?
 	python -m bench.soak $(BENCH)
