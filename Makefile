@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: help setup lock copies format check test demo bench bench-lateness bench-mix bench-drain bench-enqueue \
-	bench-heartbeats bench-takeover bench-idle bench-backlog bench-soak bench-scale up down clean
+	bench-heartbeats bench-takeover bench-idle bench-backlog bench-shards bench-soak bench-scale up down clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -77,6 +77,9 @@ bench-backlog: setup  ## lateness and a drain beside 5,000,000 due runs of 1,000
 
 bench-scale: setup  ## 20,000,000 recurring schedules: loading, owning, next fires, the cost of a run beside them
 	python -m bench.scale $(BENCH)
+
+bench-shards: setup  ## CPU time of a run with 1, 2 and 4 shards, owners and APIs
+	python -m bench.shards $(BENCH)
 
 bench-soak: setup  ## an hour at 70 % of what this machine can do: does anything grow?
 	python -m bench.soak $(BENCH)

@@ -19,6 +19,7 @@ from streams.decided_through import keep_decided_through
 from streams.event_feed import EventFeed
 from streams.faust_app import SESSION_TIMEOUT_S, OwnersApp, create_owners_app
 from streams.ledger_clock import LedgerClock
+from streams.metrics import TIMERS_LOADED
 from streams.ownership import Ownership
 from streams.partition_owner import PartitionOwner
 from streams.queue_rates import QueueRates, keep_rates
@@ -74,6 +75,7 @@ class StreamsRole:
                 shard: await _keep_time(stack, shared, pool, partial(_owners_on, shard, shards, ownership), crash)
                 for shard, pool in shards.pools.items()
             }
+            TIMERS_LOADED.set_function(lambda: sum(owner.timers() for owner in ownership.owners()))
             ownership.feed = feed
             ownership.around_of = lambda partition: around[shards.number_of(partition)]
             # Handed over in this order: no new commands, then our partitions, then our place in the group, so that

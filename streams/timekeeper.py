@@ -11,7 +11,6 @@ from ledger.connection import Pool
 from schemas.errors import LedgerUnavailable
 from streams.breath import Breath
 from streams.ledger_clock import LedgerClock
-from streams.metrics import TIMERS_LOADED
 from streams.partition_owner import PartitionOwner
 from streams.pulse import pulse
 
@@ -27,7 +26,7 @@ ROUNDS_A_SWEEP = 2
 
 
 class Timekeeper:
-    """One loop for all owners of the process: a timer for each would wake an idle process many times a second."""
+    """One loop for all owners on the clock's shard: a timer for each would wake an idle process many times a second."""
 
     def __init__(self, clock: LedgerClock, owners: Callable[[], Iterable[PartitionOwner]]) -> None:
         self._clock, self._owners = clock, owners
@@ -61,13 +60,11 @@ class Timekeeper:
                 self.wake()  # or it would wake by itself, a moment later
 
     async def _tick(self) -> int:
-        next_us, timers = self._clock.now_us() + LONGEST_SLEEP_US, 0
+        next_us = self._clock.now_us() + LONGEST_SLEEP_US
         async for owner in self._each():
             due_us = owner.tick(self._clock.now_us(), AHEAD_US)
-            timers += owner.timers()
             if due_us is not None and due_us < next_us:
                 next_us = due_us
-        TIMERS_LOADED.set(timers)
         return next_us
 
     async def _each(self) -> AsyncIterator[PartitionOwner]:
