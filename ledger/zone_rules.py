@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from ledger.connection import Connection
+from ledger.connection import Connection, read_batches
 from ledger.fence import OwnerTransaction, change_job_states
 from schemas.zones import TZDATA_VERSION
 
@@ -56,9 +56,9 @@ WHERE partition = %s AND tzdata_version IS DISTINCT FROM %s AND state <> 'delete
 
 
 async def find_stale_jobs(conn: Connection, partition: int) -> list[StaleJob]:
-    """Those of a partition: one look at each of its jobs."""
-    rows = await (await conn.execute(FIND_STALE_JOBS, (partition, TZDATA_VERSION))).fetchall()
-    return [StaleJob(*row) for row in rows]
+    """Those of a partition: one look at each of its jobs, which for a million may take longer than a writer may."""
+    batches = read_batches(conn, StaleJob, FIND_STALE_JOBS, (partition, TZDATA_VERSION))
+    return [job async for batch in batches for job in batch]
 
 
 STAMP_JOBS = "UPDATE jobs SET tzdata_version = %s WHERE job_id = ANY(%b)"
