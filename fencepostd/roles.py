@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -110,6 +111,9 @@ def run_until_signalled(main: Callable[[Stop], Coroutine[Any, Any, None]]) -> No
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     for chatty in ("faust", "mode", "aiokafka", "httpx", "psycopg.pool"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # A waiting poll is an open file, and a partition's timing state is several: the usual 1,024 are soon used up.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     async def signalled() -> None:
         stop = asyncio.Event()
