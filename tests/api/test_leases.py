@@ -163,6 +163,7 @@ async def test_two_workers_share_what_becomes_due(api: Api, callers: Callers, ow
     first, second = await callers("worker"), await callers("worker")
     polls = [asyncio.create_task(worker.lease(waitSeconds=10)) for worker in (first, second)]
     await waiting(api, 2)
+    await looked(api)  # or it may find some of them while they are being made
     made = await owner.make_due(10)
     api.index.add(MAIL, owner.ready(made))
     got = await asyncio.gather(*polls)
