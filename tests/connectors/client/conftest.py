@@ -28,5 +28,5 @@ async def served() -> AsyncIterator[tuple[LeaseServer, str]]:
     await eventually(lambda: http.started)
     port = http.servers[0].sockets[0].getsockname()[1]
     yield server, f"http://127.0.0.1:{port}"
-    http.should_exit = True
+    http.should_exit = http.force_exit = True  # a poll that its client has left would be waited for
     await serving
