@@ -74,6 +74,11 @@ def test_a_schedule_is_not_spread_over_more_than_its_shortest_pause() -> None:
     assert saving.over_hour.runs == 2
 
 
+def test_a_hashed_schedule_is_the_heaviest_at_its_own_minute() -> None:
+    [saving] = forecast(job({"cron": "H 3 * * *"}, 1), job({"cron": "H 3 * * *"}, 1)).savings
+    assert (saving.schedules, saving.jobs) == (1, 2)
+
+
 def test_what_has_jitter_is_not_spread_again() -> None:
     jobs = [job({"cron": "0 0 * * *", "jitterSeconds": 3_600}, n) for n in range(300)]
     made = forecast(*jobs, end=START + timedelta(hours=9))

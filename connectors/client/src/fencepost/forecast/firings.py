@@ -75,6 +75,9 @@ def from_cursor(firing: Firing, cursor: datetime) -> Firing:
 
 def first_second(firing: Firing) -> int | None:
     """When it fires first, before any jitter; None: never."""
+    if firing.cron is not None and firing.is_plain:  # its H is resolved, and whose that was is not known any more
+        assert isinstance(firing.schedule, Cron)
+        return next_instant(firing.cron, firing.schedule.zone, int((firing.after - _EPOCH) // SECOND))
     fire = next_fire(firing.schedule, firing.after, job_id=firing.job_id, created_at=firing.after)
     return None if fire is None else int(fire.timestamp())
 
@@ -92,10 +95,8 @@ def fire_seconds(firing: Firing, end: int) -> array[int]:
 
 def fires_at(firing: Firing, second: int) -> bool:
     """Whether a firing without jitter has the second."""
-    at = datetime.fromtimestamp(second, UTC)
-    before = max(firing.after, at - _TICK)
-    fire = next_fire(firing.schedule, before, job_id=firing.job_id, created_at=before)
-    return fire is not None and int(fire.timestamp()) == second
+    before = max(firing.after, datetime.fromtimestamp(second, UTC) - _TICK)
+    return first_second(firing._replace(after=before)) == second
 
 
 def _plain_seconds(firing: Firing, end: int) -> array[int]:
@@ -106,7 +107,7 @@ def _plain_seconds(firing: Firing, end: int) -> array[int]:
         return array("q", range(first, last, schedule.every_seconds) if first is not None else ())
     assert firing.cron is not None
     cron, zone, found = firing.cron, schedule.zone, array("q")
-    second = next_instant(cron, zone, int((firing.after - _EPOCH) // SECOND))
+    second = first_second(firing)
     while second is not None and second <= end:
         found.append(second)
         second = next_instant(cron, zone, second)
