@@ -40,7 +40,7 @@ check: setup  ## formatter, linter, types, import directions
 	lint-imports
 
 test: setup  ## the whole suite on real Kafka and Postgres, which it starts and stops itself, in two processes
-	pytest -n 2 --dist loadgroup --durations=25
+	pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations=25
 
 demo: setup  ## one run's whole life: the stack, the real schedules, 1,000 one-off jobs, two workers, the proof
 	python -m examples.demo

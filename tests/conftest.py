@@ -23,7 +23,8 @@ if not os.environ.get("FENCEPOST_EXPLORE"):
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `-n 2 --dist loadgroup` a file's tests stay in one process, and clusters are hurt one at a time.
 
-    The chaos tests come first: they take longest, and the other process works through the rest meanwhile.
+    The chaos tests come first: they take longest, and the other process works through the rest meanwhile. It takes
+    `--no-loadscope-reorder`: by their number they would come last, and one process would wait for the other.
     """
     items.sort(key=lambda item: CHAOS not in item.path.parents)
     for item in items:
