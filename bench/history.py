@@ -10,13 +10,12 @@ them already, a transaction for as many as come in the projector's time to gathe
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,9 @@ from uuid import uuid4
 import duckdb
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
-from bench.cluster import report, say
 from bench.commands import PARTITIONS, Wire, servers
 from bench.cpu import cpu_s, measured
-from bench.relay import new_topics
+from bench.rounds import new_topics, parse, report_rounds
 from bench.run_lives import EVENTS_A_RUN, Columns, outbox_rows
 from schemas.codec import Codec
 from schemas.commands import LANES
@@ -40,18 +38,11 @@ COPY_EVENTS = "INSERT INTO events SELECT * FROM source.store.run_events WHERE ro
 
 
 def main() -> None:
-    options = parse()
-    events = options.runs * EVENTS_A_RUN
-    wire = list(records(outbox_rows(options.runs)))
-    rounds = []
+    options = parse(__doc__)
+    events, wire = options.runs * EVENTS_A_RUN, list(records(outbox_rows(options.runs)))
     with servers() as (_, bootstrap):
-        for number in range(options.rounds):
-            rounds.append(one_round(bootstrap, wire, events, options.rate))
-            say(f"round {number + 1}: " + ", ".join(f"{key} {value:,.1f}" for key, value in rounds[-1].items()))
-    figures: dict[str, Any] = {"events": events, "records": len(wire), "rounds": options.rounds}
-    for key in rounds[0]:
-        figures[key] = statistics.median(each[key] for each in rounds)
-    report("history", figures)
+        one = partial(one_round, bootstrap, wire, events, options.rate)
+        report_rounds("history", options.rounds, one, events=events, records=len(wire))
 
 
 def one_round(bootstrap: str, wire: Wire, events: int, rate: int) -> dict[str, float]:
@@ -171,14 +162,6 @@ def produce(bootstrap: str, topic: str, wire: Wire, records_a_second: float | No
         producer.produce(topic, value, partition=partition)
         producer.poll(0)
     assert producer.flush(60) == 0
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=20_000, help=f"runs a measurement, {EVENTS_A_RUN} events each")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rate", type=int, default=6000, help="events a second, where they come in time")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

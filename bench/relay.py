@@ -9,26 +9,24 @@ events a second; and the floor, which reads the rows in binary form, produces as
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import statistics
 import time
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
-from uuid import uuid4
 
 import psycopg
 import uvloop
 from confluent_kafka import Producer
 from psycopg import sql
 
-from bench.cluster import report, say, scalar, wait_until
+from bench.cluster import scalar, wait_until
 from bench.commands import PARTITIONS, new_ledger, servers
 from bench.cpu import cpu_s, measured
+from bench.rounds import new_topics, parse, report_rounds
 from bench.run_lives import A_ROW, EVENTS_A_RUN, Columns, outbox_rows
 from schemas.codec import Codec
 from streams.outbox_relay import OutboxRelay
-from streams.topics import Topics, create_topics
+from streams.topics import Topics
 
 EMPTY = "SELECT count(*) FROM outbox"
 # What the relay's records were measured to hold; the floor's are all alike.
@@ -40,17 +38,10 @@ DELETE = "DELETE FROM outbox WHERE id IN (SELECT id FROM outbox ORDER BY id LIMI
 
 
 def main() -> None:
-    options = parse()
-    rounds = []
+    options = parse(__doc__)
     with servers() as (dsn, bootstrap):
-        ledger = asyncio.run(new_ledger(dsn))
-        for number in range(options.rounds):
-            rounds.append(one_round(ledger, bootstrap, options.runs, options.rate))
-            say(f"round {number + 1}: " + ", ".join(f"{key} {value:,.1f}" for key, value in rounds[-1].items()))
-    figures: dict[str, Any] = {"events": options.runs * EVENTS_A_RUN, "rounds": options.rounds}
-    for key in rounds[0]:
-        figures[key] = statistics.median(each[key] for each in rounds)
-    report("relay", figures)
+        one = partial(one_round, asyncio.run(new_ledger(dsn)), bootstrap, options.runs, options.rate)
+        report_rounds("relay", options.rounds, one, events=options.runs * EVENTS_A_RUN)
 
 
 def one_round(dsn: str, bootstrap: str, runs: int, rate: int) -> dict[str, float]:
@@ -129,20 +120,6 @@ def insertion(columns: Columns) -> sql.Composed:
     return sql.SQL("INSERT INTO outbox ({}) VALUES ({})").format(
         sql.SQL(", ").join(map(sql.Identifier, columns)), sql.SQL(", ").join(map(sql.Placeholder, columns))
     )
-
-
-def new_topics(bootstrap: str) -> Topics:
-    topics = Topics(f"bench-{uuid4().hex[:8]}")
-    create_topics(bootstrap, topics, PARTITIONS)
-    return topics
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=20_000, help=f"runs a measurement, {EVENTS_A_RUN} events each")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rate", type=int, default=6000, help="events a second, where they come in time")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

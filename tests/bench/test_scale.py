@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import chain
-from uuid import uuid4
 
 import msgspec
-import psycopg
-import pytest
-from psycopg.conninfo import make_conninfo
 
 from bench.scale import beside
 from bench.schedule_load import QUIET_FOR, Load, jobs
-from connectors.stack import KafkaBroker
 from fencepostd.local import Local
 from schemas.commands import CreateJob, JobSpec
 from schemas.ids import new_id, partition_of_job
@@ -45,20 +39,6 @@ def test_the_loaders_shares_make_up_the_whole_and_only_the_lively_fire_soon() ->
     assert len(soon) == 20
     most = Counter(job.definition for job in loaded).most_common(1)
     assert most[0][1] < 40
-
-
-@pytest.fixture
-def local(kafka_broker: KafkaBroker, postgres_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    database = f"scale_{uuid4().hex[:12]}"
-    with psycopg.connect(postgres_server, autocommit=True) as conn:
-        conn.execute(f"CREATE DATABASE {database}")
-    dsn = make_conninfo(postgres_server, dbname=database)
-    local = Local(tmp_path_factory.mktemp("scale"), print, kafka=kafka_broker.bootstrap, postgres=dsn, owners=1)
-    local.up()
-    yield local
-    local.stack.down()
-    with psycopg.connect(postgres_server, autocommit=True) as conn:
-        conn.execute(f"DROP DATABASE {database} WITH (FORCE)")
 
 
 def test_owners_find_what_was_loaded_and_again_after_a_restart(local: Local) -> None:

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
 
 import bench.cluster
 from bench import backlog, drain, enqueue, heartbeats, idle, lateness, mix, soak, takeover
 from bench.all import BENCHES
 from bench.benchmark import Stage
 from bench.compare import OURS, table
-from connectors.stack import KafkaBroker
 from fencepostd.local import Local
 
 TINY: dict[str, Any] = {
@@ -43,18 +38,8 @@ UNIT = re.compile(r".+, (?:[\w%µ]+/[\w ]+|ms|s|MB|jobs|queues|runs|%(?: of a co
 
 
 @pytest.fixture(scope="module")
-def stage(kafka_broker: KafkaBroker, postgres_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """Every role, one of each, on the session's servers."""
-    database = f"bench_{uuid4().hex[:12]}"
-    with psycopg.connect(postgres_server, autocommit=True) as conn:
-        conn.execute(f"CREATE DATABASE {database}")
-    dsn = make_conninfo(postgres_server, dbname=database)
-    local = Local(tmp_path_factory.mktemp("bench"), print, kafka=kafka_broker.bootstrap, postgres=dsn, owners=1)
-    local.up()
-    yield Stage(local)
-    local.stack.down()
-    with psycopg.connect(postgres_server, autocommit=True) as conn:
-        conn.execute(f"DROP DATABASE {database} WITH (FORCE)")
+def stage(local: Local) -> Stage:
+    return Stage(local)
 
 
 @pytest.mark.parametrize("name", BENCHES)
