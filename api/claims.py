@@ -16,12 +16,12 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from api.group_commit import Pending, ShardCommits
 from api.metrics import ApiMetrics
 from api.ready_index import Queue, ReadyIndex, ReadyRun
 from api.ready_poll import ReadyPoll
 from ledger.connection import Pool
 from ledger.fence import api_transaction
+from ledger.group_commit import Pending, ShardCommits
 from ledger.lease_requests import remember_leases
 from ledger.leases import HeldLease, LeaseAsk, LeasedRun, lease_runs, release_runs
 from ledger.shards import Shards
@@ -59,7 +59,7 @@ class Claim:
     asks: Sequence[LeaseAsk]
     remember_as: UUID | None
 
-    def run_ids(self) -> Sequence[UUID]:
+    def row_ids(self) -> Sequence[UUID]:
         return [ask.run_id for ask in self.asks]
 
 

@@ -17,12 +17,12 @@ from msgspec import Struct
 
 from api.ended_attempts import HISTORY_CATCHES_UP_S, EndedAttempts
 from api.endpoints import Call
-from api.group_commit import ShardCommits
 from api.metrics import ApiMetrics
 from api.outcome_kinds import Ask, Kind, caller_of
 from api.problems import Problem, invalid, not_found, problem_of
 from ledger.connection import Pool
 from ledger.fence import api_transaction
+from ledger.group_commit import ShardCommits
 from ledger.shards import Shards
 from ledger.tokens import Identity
 from schemas import http
@@ -39,7 +39,7 @@ class Asks(Generic[A]):
 
     asks: Sequence[A]
 
-    def run_ids(self) -> Sequence[UUID]:
+    def row_ids(self) -> Sequence[UUID]:
         return [ask.run_id for ask in self.asks]
 
 

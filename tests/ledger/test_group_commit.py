@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from api.group_commit import GroupCommit
+from ledger.group_commit import GroupCommit
 from schemas.errors import LedgerUnavailable
 
 
@@ -19,7 +19,7 @@ class Note:
 
     ids: list[int]
 
-    def run_ids(self) -> Sequence[UUID]:
+    def row_ids(self) -> Sequence[UUID]:
         return [UUID(int=number) for number in self.ids]
 
 
@@ -39,7 +39,7 @@ class Ledger:
             raise LedgerUnavailable("away")
         if self.poison & {number for call in calls for number in call.ids}:
             raise ValueError("poison")
-        return {run_id: "done" for call in calls for run_id in call.run_ids()}
+        return {run_id: "done" for call in calls for run_id in call.row_ids()}
 
     def let(self, count: int) -> None:
         for _ in range(count):
@@ -88,7 +88,7 @@ async def test_a_second_call_for_the_same_run_goes_to_the_next_batch_and_keeps_i
 
 async def test_a_batch_is_bounded_in_runs() -> None:
     ledger = Ledger()
-    group = GroupCommit(ledger.commit, in_flight=1, batch_runs=4)
+    group = GroupCommit(ledger.commit, in_flight=1, batch_rows=4)
     tasks = start(group, [0], [1, 2, 3], [4, 5], [6])
     await asyncio.sleep(0)
     ledger.let(3)

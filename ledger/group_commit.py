@@ -18,21 +18,21 @@ from ledger.shards import Shards
 from schemas.errors import TryAgain
 
 
-class WritesRuns(Protocol):
-    """A call that writes runs."""
+class Writes(Protocol):
+    """A call that writes."""
 
-    def run_ids(self) -> Sequence[UUID]:
-        """The distinct runs it writes: at most as many as a batch holds."""
+    def row_ids(self) -> Sequence[UUID]:
+        """Of the distinct rows it writes, runs or jobs: at most as many as a batch holds."""
 
 
-C = TypeVar("C", bound=WritesRuns)
+C = TypeVar("C", bound=Writes)
 R = TypeVar("R")
-# Writes some calls of distinct runs in one transaction and tells each run that it could write what came of it.
+# Writes some calls of distinct rows in one transaction and tells of each row that it could write what came of it.
 Commit = Callable[[Sequence[C]], Awaitable[Mapping[UUID, R]]]
 
 
 class Pending(Generic[C, R]):
-    """A call on its way. `done` gets the batch's answer, from which the caller takes its own runs."""
+    """A call on its way. `done` gets the batch's answer, from which the caller takes its own rows."""
 
     __slots__ = ("call", "done", "started")
 
@@ -45,26 +45,26 @@ class Pending(Generic[C, R]):
 class GroupCommit(Generic[C, R]):
     """One kind of write. Belongs to one event loop.
 
-    in_flight: how many transactions run side by side. observe: told the number of runs of each batch.
+    in_flight: how many transactions run side by side. observe: told the number of rows of each batch.
     """
 
     def __init__(
         self,
         commit: Commit[C, R],
         *,
-        batch_runs: int = 1_000,
+        batch_rows: int = 1_000,
         in_flight: int = 2,
         observe: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._commit = commit
-        self._batch_runs = batch_runs
+        self._batch_rows = batch_rows
         self._free = in_flight
         self._observe = observe
         self._waiting: deque[Pending[C, R]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def write(self, call: C) -> Mapping[UUID, R]:
-        """What came of the call's runs; other runs may be in the answer too.
+        """What came of the call's rows; others may be in the answer too.
 
         Raises what the commit raised: LedgerUnavailable for the whole batch, anything else only for the call that
         causes it. A cancelled caller leaves the write under way.
@@ -104,18 +104,18 @@ class GroupCommit(Generic[C, R]):
         self._start()
 
     def _next_batch(self) -> list[Pending[C, R]]:
-        """The longest-waiting calls that fit, of distinct runs; calls for the same run keep their order."""
+        """The longest-waiting calls that fit, of distinct rows; calls for the same row keep their order."""
         batch: list[Pending[C, R]] = []
         passed: list[Pending[C, R]] = []
-        room, seen = self._batch_runs, set[UUID]()
+        room, seen = self._batch_rows, set[UUID]()
         while self._waiting and room > 0:
             pending = self._waiting.popleft()
-            run_ids = pending.call.run_ids()
-            fits = len(run_ids) <= room and seen.isdisjoint(run_ids)
-            seen.update(run_ids)
+            row_ids = pending.call.row_ids()
+            fits = len(row_ids) <= room and seen.isdisjoint(row_ids)
+            seen.update(row_ids)
             if fits:
                 pending.started = True
-                room -= len(run_ids)
+                room -= len(row_ids)
                 batch.append(pending)
             else:
                 passed.append(pending)
@@ -123,7 +123,7 @@ class GroupCommit(Generic[C, R]):
         return batch
 
     async def _write(self, batch: list[Pending[C, R]]) -> None:
-        self._observe(sum(len(pending.call.run_ids()) for pending in batch))
+        self._observe(sum(len(pending.call.row_ids()) for pending in batch))
         try:
             answer = await self._commit([pending.call for pending in batch])
         except TryAgain as error:
@@ -146,7 +146,7 @@ class GroupCommit(Generic[C, R]):
 
 
 class ShardCommits(Generic[C, R]):
-    """A group commit for each shard: none waits for another shard's transactions. A call is about runs of one shard.
+    """A group commit for each shard: none waits for another shard's transactions. A call is about rows of one shard.
 
     commit: as a Commit, on the sessions with a shard.
     """
