@@ -23,6 +23,7 @@ from typing import Any, cast
 import psutil
 import uvloop
 
+from ledger.clock import LedgerClock
 from ledger.connection import Pool, ledger_pool, session
 from ledger.fence import take_over
 from ledger.jobs import read_partition_jobs
@@ -30,7 +31,6 @@ from ledger.partitions import list_partitions
 from ledger.runs import read_partition_runs
 from schemas.codec import Codec
 from streams.command_inbox import CommandInbox
-from streams.ledger_clock import LedgerClock
 from streams.partition_owner import PartitionOwner
 from streams.surroundings import Surroundings
 from streams.timers import to_us

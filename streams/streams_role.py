@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ledger.clock import LedgerClock
 from ledger.connection import Pool
 from ledger.shards import Shards, open_shards
 from schemas.codec import Codec
@@ -18,7 +19,6 @@ from schemas.errors import KafkaUnavailable, LedgerUnavailable
 from streams.decided_through import keep_decided_through
 from streams.event_feed import EventFeed
 from streams.faust_app import SESSION_TIMEOUT_S, OwnersApp, create_owners_app
-from streams.ledger_clock import LedgerClock
 from streams.metrics import TIMERS_LOADED
 from streams.ownership import Ownership
 from streams.partition_owner import PartitionOwner

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ledger.clock import LedgerClock
 from ledger.connection import Pool
 from schemas.codec import Codec
-from streams.ledger_clock import LedgerClock
 from streams.queue_rates import QueueRates
 from streams.ready_hints import ReadyHints
 from streams.rejections import CommandReturns

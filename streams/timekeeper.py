@@ -7,10 +7,10 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from itertools import count
 
+from ledger.clock import LedgerClock
 from ledger.connection import Pool
 from schemas.errors import LedgerUnavailable
 from streams.breath import Breath
-from streams.ledger_clock import LedgerClock
 from streams.partition_owner import PartitionOwner
 from streams.pulse import pulse
 

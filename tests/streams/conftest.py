@@ -14,12 +14,12 @@ import pytest_asyncio
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from connectors.stack import KafkaBroker
+from ledger.clock import LedgerClock
 from ledger.connection import Pool
 from ledger.fence import Fence
 from schemas.codec import Codec
 from schemas.errors import KafkaUnavailable
 from streams.event_feed import EventFeed
-from streams.ledger_clock import LedgerClock
 from streams.ready_hints import ReadyHints
 from streams.rejections import CommandReturns
 from streams.surroundings import Surroundings

@@ -7,8 +7,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ledger.clock import LedgerClock
 from ledger.connection import Pool, ledger_now, session
-from streams.ledger_clock import LedgerClock
 from streams.timers import to_us
 
 delays = st.integers(0, 50_000)

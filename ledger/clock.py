@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from datetime import UTC, datetime, timedelta
 
 from ledger.connection import Pool, ledger_now, session
-from streams.timers import to_us
 
 _SAMPLES = 8
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 class LedgerClock:
@@ -35,7 +37,7 @@ class LedgerClock:
             sent_us = _monotonic_us()
             now = await ledger_now(conn)
             received_us = _monotonic_us()
-        self.learn(received_us - sent_us, to_us(now) - received_us)
+        self.learn(received_us - sent_us, (now - _EPOCH) // _MICROSECOND - received_us)
 
     def learn(self, round_trip_us: int, offset_us: int) -> None:
         """The ledger's clock was between offset_us and offset_us + round_trip_us ahead of ours."""
