@@ -95,7 +95,7 @@ def surroundings(pool: Pool, folder: Path) -> Surroundings:
 
     nobody = cast(Any, None)
     return Surroundings(
-        pool, Codec(), nobody, nobody, LedgerClock(), 0, folder, lambda: None, end_offset, crash
+        pool, Codec(), nobody, nobody, LedgerClock(), 0, folder, nobody, lambda _: None, end_offset, crash
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from ledger.fence import OwnerTransaction, hold_job_states
+from ledger.fence import FencedTransaction, hold_job_states
 from ledger.outbox import emit
 from ledger.runs import RUN_COLUMNS, PendingRun, make_run
 from schemas.events import SPREAD
@@ -88,7 +88,7 @@ SELECT {RUN_COLUMNS} FROM next
 
 
 async def advance_jobs(
-    tx: OwnerTransaction, advances: Sequence[Advance], *, now: datetime | None = None
+    tx: FencedTransaction, advances: Sequence[Advance], *, now: datetime | None = None
 ) -> list[PendingRun]:
     """Decide the next occurrence of jobs (distinct ones) whose pending one has come; returns the new runs.
 

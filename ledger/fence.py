@@ -38,13 +38,19 @@ class Takeover:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerTransaction:
-    """An open fenced transaction. consumed_offset is the next command to apply; now is the transaction's instant."""
+class FencedTransaction:
+    """An open transaction under the fence of each partition that it writes to. now is the transaction's instant."""
 
     conn: Connection
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerTransaction(FencedTransaction):
+    """One under the fence of one partition. consumed_offset is the next command to apply."""
+
     fence: Fence
     consumed_offset: int
-    now: datetime
 
 
 FENCE_OWNER = "SELECT fence_owner(%s, %s, %s), now()"
@@ -62,7 +68,28 @@ async def owner_transaction(pool: Pool, fence: Fence) -> AsyncIterator[OwnerTran
             cursor = await conn.execute(FENCE_OWNER, (fence.partition, fence.epoch, fence.owner))
             row = await cursor.fetchone()
             assert row is not None
-            yield OwnerTransaction(conn, fence, row[0], row[1])
+            yield OwnerTransaction(conn, row[1], fence, row[0])
+
+
+FENCE_OWNERS = """
+SELECT now(), fence_owner(partition, epoch, owner)
+FROM unnest(%b::int[], %b::bigint[], %b::text[]) AS f (partition, epoch, owner)
+"""
+
+
+@asynccontextmanager
+async def owners_transaction(pool: Pool, fences: Iterable[Fence]) -> AsyncIterator[FencedTransaction]:
+    """A transaction that commits only under all of the fences, which are of distinct partitions of this shard.
+
+    Raises EpochLost (one of them is over: each apart will tell which) or LedgerUnavailable, as owner_transaction does.
+    """
+    fences = sorted(fences, key=lambda fence: fence.partition)
+    columns = [[getattr(fence, name) for fence in fences] for name in ("partition", "epoch", "owner")]
+    with ledger_errors():
+        async with pool.connection() as conn, conn.transaction():
+            row = await (await conn.execute(FENCE_OWNERS, columns)).fetchone()
+            assert row is not None
+            yield FencedTransaction(conn, row[0])
 
 
 FENCE_PARTITIONS = "SELECT fence_partitions(%s::int[])"

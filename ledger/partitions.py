@@ -93,16 +93,6 @@ async def advance_offset(tx: OwnerTransaction, next_offset: int) -> None:
     await tx.conn.execute(ADVANCE_OFFSET, (next_offset, tx.fence.partition))
 
 
-ADVANCE_DECIDED = """
-UPDATE partitions SET decided_through = %s WHERE partition = %s AND decided_through < %s
-"""
-
-
-async def advance_decided(tx: OwnerTransaction, through: datetime) -> None:
-    """Every occurrence up to `through` has a decision once this transaction commits. It only ever grows."""
-    await tx.conn.execute(ADVANCE_DECIDED, (through, tx.fence.partition, through))
-
-
 LOCK_ALL_PARTITIONS = """
 SELECT pg_advisory_xact_lock(fence_class(), p) FROM (SELECT partition FROM partitions ORDER BY partition) AS all_of (p)
 """

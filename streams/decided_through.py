@@ -1,7 +1,7 @@
 """Tells the ledger up to when every occurrence has its decision, for all partitions of a process at once.
 
-Where occurrences come, their decisions say so themselves. In a partition where nothing comes due this is the only sign
-of its owner; one statement a period for all of them costs an idle process next to nothing.
+It is also the sign that their owners live. One statement a period for all of them costs an idle process next to
+nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decides a partition's occurrences: what has just come at once, what was missed beside it and slower.
 
-Three ways to a decision. On time: in the next transaction. Late: a turn at a time, for a share of the process's time.
-Late, to be made up for (catchUp `all`), and of a queue that has a rate: spread, see streams/spreading.py. Each work
-does one turn; the owner repeats it under its epoch for as long as that stands.
+Three ways to a decision. On time: in the next round, with those of the other partitions. Late: a turn at a time, for a
+share of the process's time. Late, to be made up for (catchUp `all`), and of a queue that has a rate: spread, see
+streams/spreading.py. Each work does one turn; the owner repeats it under its epoch for as long as that stands.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from ledger.connection import session
 from ledger.fence import OwnerTransaction, Takeover
-from ledger.partitions import advance_decided
 from ledger.queue_settings import QueueName
 from schemas.events import Event
 from streams.backlog import Backlog
 from streams.decision_queue import DecisionQueue
-from streams.decisions import Decided, decide
+from streams.decision_rounds import BATCH
+from streams.decisions import Asked, Decided, decide
 from streams.metrics import (
     DECIDED_THROUGH_SECONDS,
     JOBS_BEHIND,
@@ -31,14 +31,13 @@ from streams.metrics import (
 from streams.partition_memory import Fired, PartitionMemory
 from streams.spreading import find_missed, is_missed, spread_missed
 from streams.surroundings import Surroundings
-from streams.timers import from_us, to_us
+from streams.timers import to_us
 
-BATCH = 500
 LATE_BATCH = 50  # jobs that are behind, each with up to decisions.LINKS_A_JOB occurrences, in one transaction
 LATE_DUTY = 0.3  # of a process's time for all that are behind: what is on time must stay so
 SORTED_AGAIN_S = 0.05
 UNDECIDABLE_AGAIN_US = 60_000_000
-SAY_DECIDED_AFTER_US = 1_000_000  # while things are decided their transactions say how far
+SAY_DECIDED_AFTER_US = 1_000_000
 ASK_AGAIN_US = 5_000_000
 
 
@@ -59,7 +58,7 @@ class Decider:
         announce: Callable[[Fired], None],
         fold_own: Callable[[list[Event]], None],
     ) -> None:
-        self._partition = takeover.fence.partition
+        self._fence = takeover.fence
         self._around, self._memory = around, memory
         self._transaction, self._announce, self._fold_own = transaction, announce, fold_own
         self._on_time = DecisionQueue(BATCH)
@@ -69,7 +68,7 @@ class Decider:
         self._is_popped = False  # whether all that is due has been found
         self._rates_followed: dict[QueueName, int] = {}
         self._looked_through_us = 0
-        self._decided_through_us = to_us(takeover.decided_through)
+        self._settled_us = self._said_us = to_us(takeover.decided_through)
 
     def works(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """What is to be repeated, each beside the others."""
@@ -89,40 +88,47 @@ class Decider:
 
     def decided_through_us(self) -> int:
         """Up to when every occurrence has its decision, whether the ledger has heard of it or not."""
-        if self._undecided_jobs() or self._memory.undecidable:
-            return self._decided_through_us
-        return max(self._decided_through_us, self._looked_through_us)
+        if not (self._undecided_jobs() or self._memory.undecidable):
+            self._settled_us = max(self._settled_us, self._looked_through_us)
+        return self._settled_us
 
     def unsaid_decided_us(self) -> int | None:
         """The same, if the ledger's word of it is old."""
         through_us = self.decided_through_us()
-        return through_us if through_us - self._decided_through_us >= SAY_DECIDED_AFTER_US else None
+        return through_us if through_us - self._said_us >= SAY_DECIDED_AFTER_US else None
 
     def said_decided(self, through_us: int) -> None:
         """The ledger has heard of it."""
-        self._decided_through_us = max(self._decided_through_us, through_us)
+        self._said_us = max(self._said_us, through_us)
 
     def tell_lag(self) -> None:
         """Set the gauges of how far the partition is."""
         through_us = self.decided_through_us()
-        DECIDED_THROUGH_SECONDS.labels(self._partition).set(through_us / 1e6)
-        UNDECIDED_LAG_SECONDS.labels(self._partition).set(max(0, self._around.clock.now_us() - through_us) / 1e6)
-        JOBS_BEHIND.labels(self._partition).set(self._undecided_jobs() - len(self._on_time))
-        JOBS_UNDECIDABLE.labels(self._partition).set(len(self._memory.undecidable))
+        DECIDED_THROUGH_SECONDS.labels(self._fence.partition).set(through_us / 1e6)
+        UNDECIDED_LAG_SECONDS.labels(self._fence.partition).set(max(0, self._around.clock.now_us() - through_us) / 1e6)
+        JOBS_BEHIND.labels(self._fence.partition).set(self._undecided_jobs() - len(self._on_time))
+        JOBS_UNDECIDABLE.labels(self._fence.partition).set(len(self._memory.undecidable))
 
     async def decide(self) -> None:
         """Decide occurrences that have just come."""
         async with self._on_time.batch() as job_ids:
+            # More may come meanwhile, again and again; what was looked for until now is settled all the same.
+            looked_through_us, is_all = self._looked_through_us, self._undecided_jobs() == len(job_ids)
             missed = self._missed(job_ids) if self._around.rates.any_set() else set()
             self._unsorted.add(missed)
-            await self._decide_jobs([job_id for job_id in job_ids if job_id not in missed], late=False)
+            on_time = [job_id for job_id in job_ids if job_id not in missed]
+            decided = await self._around.rounds.decide(Asked.of(self._fence, self._memory.state, on_time))
+            self._take_in(on_time, decided)
+            self._behind.add(decided.behind)
+            if is_all and not (missed or decided.behind or self._memory.undecidable):
+                self._settled_us = max(self._settled_us, looked_through_us)
 
     async def sort_late(self) -> None:
         """Find out which late jobs are made up for at their queue's rate."""
         async with self._unsorted.batch() as job_ids:
             now_us = self._around.clock.now_us()
             async with session(self._around.pool) as conn:
-                found = await find_missed(conn, self._memory.state, job_ids, self._partition, now_us)
+                found = await find_missed(conn, self._memory.state, job_ids, self._fence.partition, now_us)
             for queue, missed in found:
                 self._backlog.add(queue, missed)
             self._behind.add(job_id for job_id in job_ids if job_id not in self._backlog)
@@ -131,7 +137,11 @@ class Decider:
         """Decide occurrences that came a while ago, beside those that are on time and slower than they."""
         await self._behind.arrival()
         async with self._catch_up_turn(), self._behind.batch() as job_ids:
-            await self._decide_jobs(job_ids, late=True)
+            asked = Asked.of(self._fence, self._memory.state, job_ids, first_seen_late=True)
+            async with self._transaction() as tx:
+                [decided] = await decide(tx, [asked])
+            self._take_in(job_ids, decided)
+            self._behind.add(decided.behind)
 
     async def spread(self) -> None:
         """Decide what was missed of queues that have a rate, a queue at a time."""
@@ -144,7 +154,6 @@ class Decider:
             async with self._transaction() as tx:
                 spread = await spread_missed(tx, self._memory.state, queue, missed, self._around.rate_share)
             self._backlog.keep(queue, spread.left, spread.gone)
-            self._memory.undecidable -= set(spread.job_ids)
             self._take_in(spread.job_ids, spread.decided)
             self._unsorted.add(spread.strays)
 
@@ -181,28 +190,8 @@ class Decider:
             yield
             await asyncio.sleep((time.monotonic() - began) * (1 / LATE_DUTY - 1))
 
-    async def _decide_jobs(self, job_ids: list[bytes], *, late: bool) -> None:
-        if not job_ids:
-            return
-        looked_through_us = self._looked_through_us
-        async with self._transaction() as tx:
-            decided = await decide(tx, self._memory.state, job_ids, first_seen_late=late)
-            self._note_undecidable(job_ids, decided)
-            is_last = self._undecided_jobs() == len(job_ids)
-            if is_last and not decided.behind and not self._memory.undecidable:
-                await advance_decided(tx, from_us(looked_through_us))
-                self.said_decided(looked_through_us)
-        self._take_in(job_ids, decided)
-        self._behind.add(decided.behind)
-
-    def _note_undecidable(self, job_ids: list[bytes], decided: Decided) -> None:
-        """While there is one, not every occurrence is decided, and the ledger must not say so."""
-        self._memory.undecidable -= set(job_ids)
-        self._memory.undecidable |= set(decided.undecidable)
-        for job_id in decided.undecidable:
-            self._memory.retry_job(job_id, self._around.clock.now_us() + UNDECIDABLE_AGAIN_US)
-
     def _take_in(self, job_ids: list[bytes], decided: Decided) -> None:
+        self._note_undecidable(job_ids, decided)
         for job_id in [*decided.finished, *decided.stale]:
             self._memory.forget_job(job_id)
         for job_id, at_us in decided.early.items():
@@ -212,6 +201,13 @@ class Decider:
         OCCURRENCES_DECIDED.inc(sum(event.type == "run_scheduled" for event in decided.events))
         for reason, count in decided.skipped.items():
             OCCURRENCES_SKIPPED.labels(reason).inc(count)
+
+    def _note_undecidable(self, job_ids: list[bytes], decided: Decided) -> None:
+        """While there is one, not every occurrence is decided, and the ledger must not be told so."""
+        self._memory.undecidable -= set(job_ids)
+        self._memory.undecidable |= set(decided.undecidable)
+        for job_id in decided.undecidable:
+            self._memory.retry_job(job_id, self._around.clock.now_us() + UNDECIDABLE_AGAIN_US)
 
     def _let_go(self, job_ids: list[bytes], decided: Decided) -> None:
         """Runs that were withheld until now are hinted, but for those that are not to run."""

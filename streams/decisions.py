@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from itertools import zip_longest
+from typing import NamedTuple, Self
 from uuid import UUID
 
 import msgspec
 
 from ledger.advances import Advance, advance_jobs
-from ledger.fence import OwnerTransaction
+from ledger.fence import Fence, FencedTransaction
 from ledger.jobs import read_jobs
 from schemas.errors import InvalidSchedule
 from schemas.events import Event
@@ -33,6 +34,27 @@ from streams.timing_state import TimingState
 log = logging.getLogger(__name__)
 
 LINKS_A_JOB = 20  # moves of a cursor in one transaction; a job that is further behind goes on in the next
+
+
+class Asked(NamedTuple):
+    """What an owner wants decided: jobs whose pending occurrence has come, as it knew them when it asked.
+
+    first_seen_late: whether it had come a while before the owner learned of it.
+    """
+
+    fence: Fence
+    timers: Mapping[UUID, JobTimer]
+    first_seen_late: bool = False
+
+    @classmethod
+    def of(cls, fence: Fence, state: TimingState, job_ids: Iterable[bytes], *, first_seen_late: bool = False) -> Self:
+        """Jobs that the state does not know any more are left out."""
+        found = ((job_id, state.job(job_id)) for job_id in job_ids)
+        timers = {UUID(bytes=job_id): timer for job_id, timer in found if timer is not None}
+        return cls(fence, timers, first_seen_late)
+
+    def row_ids(self) -> Sequence[UUID]:
+        return list(self.timers)
 
 
 class Decided:
@@ -54,52 +76,53 @@ class Decided:
         self.skipped: Counter[str] = Counter()
 
 
-async def decide(
-    tx: OwnerTransaction, state: TimingState, job_ids: Sequence[bytes], *, first_seen_late: bool = False
-) -> Decided:
+async def decide(tx: FencedTransaction, asked: Sequence[Asked]) -> list[Decided]:
     """Move the cursors of jobs whose pending occurrence has come, and make the runs of their next ones.
 
-    first_seen_late: whether it had come a while before the owner learned of it. Raises EpochLost, LedgerUnavailable.
+    The transaction is under every asker's fence. Raises EpochLost, LedgerUnavailable.
     """
-    decided = Decided()
-    chains = await _chains(tx, state, job_ids, decided, first_seen_late)
-    await move_cursors(tx, chains, decided)
-    return decided
+    answers: list[Decided] = []
+    chains: dict[UUID, list[Advance]] = {}
+    notes: dict[UUID, Decided] = {}
+    breath = Breath()
+    for each in asked:
+        answers.append(decided := Decided())
+        for job_id, timer in each.timers.items():
+            await breath.take()
+            if chain := _begin_chain(tx, job_id, timer, each, decided):
+                chains[job_id], notes[job_id] = chain, decided
+    await move_cursors(tx, chains, notes)
+    return answers
 
 
-async def move_cursors(tx: OwnerTransaction, chains: Mapping[UUID, Sequence[Advance]], decided: Decided) -> None:
-    """Make the moves of each job's cursor, and note what came of them."""
+async def move_cursors(
+    tx: FencedTransaction, chains: Mapping[UUID, Sequence[Advance]], notes: Mapping[UUID, Decided]
+) -> None:
+    """Make the moves of each job's cursor, and note what came of them, each job's where its notes go."""
     moved: set[UUID] = set()
     # A job's moves follow each other, so each statement has one of each job.
     for links in zip_longest(*chains.values()):
         advances = [advance for advance in links if advance is not None]
-        runs = await advance_jobs(tx, advances, now=tx.now)
-        decided.events += map(run_scheduled, runs)
-        moved |= {run.job_id for run in runs}
-    await _look_at_rest(tx, [job_id for job_id in chains if job_id not in moved], decided)
+        for run in await advance_jobs(tx, advances, now=tx.now):
+            notes[run.job_id].events.append(run_scheduled(run))
+            moved.add(run.job_id)
+    await _look_at_rest(tx, [job_id for job_id in chains if job_id not in moved], notes)
     for job_id in moved:
-        _note_moves(chains[job_id], tx.now, decided)
+        _note_moves(chains[job_id], tx.now, notes[job_id])
 
 
-async def _chains(
-    tx: OwnerTransaction, state: TimingState, job_ids: Sequence[bytes], decided: Decided, first_seen_late: bool
-) -> dict[UUID, list[Advance]]:
-    chains, breath = {}, Breath()
-    for job_id in dict.fromkeys(job_ids):
-        await breath.take()
-        timer = state.job(job_id)
-        if timer is None:
-            continue
-        if timer.cursor_us > to_us(tx.now):  # moved since it was queued, or the ledger's clock was put back
-            decided.early[job_id] = timer.cursor_us
-            continue
-        key = UUID(bytes=job_id)
-        try:
-            chains[key] = chain_of(key, timer, tx.fence.partition, tx.now, first_seen_late=first_seen_late)
-        except InvalidSchedule:
-            log.exception("job %s cannot be decided", key)
-            decided.undecidable.append(job_id)
-    return chains
+def _begin_chain(
+    tx: FencedTransaction, job_id: UUID, timer: JobTimer, asked: Asked, decided: Decided
+) -> list[Advance] | None:
+    if timer.cursor_us > to_us(tx.now):  # moved since it was queued, or the ledger's clock was put back
+        decided.early[job_id.bytes] = timer.cursor_us
+        return None
+    try:
+        return chain_of(job_id, timer, asked.fence.partition, tx.now, first_seen_late=asked.first_seen_late)
+    except InvalidSchedule:
+        log.exception("job %s cannot be decided", job_id)
+        decided.undecidable.append(job_id.bytes)
+        return None
 
 
 def chain_of(
@@ -148,11 +171,11 @@ def _over(move: Advance, skipped: SkippedRange) -> Advance:
     )
 
 
-async def _look_at_rest(tx: OwnerTransaction, job_ids: list[UUID], decided: Decided) -> None:
+async def _look_at_rest(tx: FencedTransaction, job_ids: list[UUID], notes: Mapping[UUID, Decided]) -> None:
     """Jobs that got no run: without another occurrence, or known wrongly."""
     jobs = await read_jobs(tx.conn, job_ids) if job_ids else {}
     for job_id in job_ids:
-        job = jobs.get(job_id)
+        job, decided = jobs.get(job_id), notes[job_id]
         if job is None or job.state != "active" or job.next_fire_at is None:
             decided.finished.append(job_id.bytes)
         else:

@@ -158,7 +158,7 @@ class Ownership:
         PARTITIONS_OWNED.set(len(self._owners))
         self.feed.assign(partition, offset)
         owner.start()
-        around.wake_timekeeper()
+        around.wake_timekeeper(partition)
         log.info("partition %d: owned under epoch %d", partition, owner.fence.epoch)
         self.read_from(partition, owner.inbox.next_offset)
 

@@ -148,10 +148,13 @@ class PartitionMemory:
         self._load_from_us = 0 if self._runs.short or self._jobs.short else until_us + LOAD_STEP_US
         return self._runs.has_more(now_us) or self._jobs.has_more(now_us)
 
-    def pop_due(self, now_us: int, ahead_us: int = 0) -> Fired:
-        """Take out what is due; runs that are hinted stay under watch, and may be hinted so much ahead."""
+    def pop_due(self, now_us: int, ahead_us: int = 0, came_by_us: int | None = None) -> Fired:
+        """Take out what is due; runs that are hinted stay under watch, and may be hinted so much ahead.
+
+        came_by_us: of jobs only those whose pending occurrence had come by then; by now unless given.
+        """
         fired = Fired()
-        for cursor_us, job_id in self._jobs.wheel.pop_timers(now_us, LOAD_LIMIT):
+        for cursor_us, job_id in self._jobs.wheel.pop_timers(now_us if came_by_us is None else came_by_us, LOAD_LIMIT):
             (fired.late_jobs if now_us - cursor_us > GRACE_US else fired.jobs).append(job_id)
         for run_id in self._runs.wheel.pop_due(now_us + ahead_us, LOAD_LIMIT):
             self._collect(fired, run_id, now_us, ahead_us=ahead_us)
@@ -209,10 +212,13 @@ class PartitionMemory:
         """The runs that were withheld until these jobs' pending occurrences were decided; they are not any more."""
         return [run_id for job_id in job_ids if (run_id := self._withheld.pop(job_id, None)) is not None]
 
-    def next_due_us(self, ahead_us: int = 0) -> int | None:
-        """When to look again, as far as is known."""
+    def next_due_us(self, ahead_us: int = 0, every_us: int = 1) -> int | None:
+        """When to look again, as far as is known. every_us: jobs are looked for at multiples of that."""
         run_us, job_us = self._runs.next_us(), self._jobs.next_us()
-        instants = [job_us, None if run_us is None else run_us - ahead_us]
+        instants = [
+            None if job_us is None else -(-job_us // every_us) * every_us,
+            None if run_us is None else run_us - ahead_us,
+        ]
         return min((at for at in instants if at is not None), default=None)
 
     def retry_job(self, job_id: bytes, at_us: int) -> None:

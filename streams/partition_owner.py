@@ -126,21 +126,23 @@ class PartitionOwner:
         self._memory.fold(events, Position(self.fence.epoch, next_offset))
         self._admissions.folded(events)
         EVENTS_FOLDED.inc(len(events))
-        self._around.wake_timekeeper()
+        self._around.wake_timekeeper(self.fence.partition)
 
-    def tick(self, now_us: int, ahead_us: int = 0) -> int | None:
+    def tick(self, now_us: int, ahead_us: int = 0, decide_every_us: int = 1) -> int | None:
         """Hint what is due and queue what is to be decided; returns when to look again, as far as is known.
 
-        ahead_us: how long before they are due runs are hinted.
+        ahead_us: how long before they are due runs are hinted. decide_every_us: occurrences are looked for at multiples
+        of that.
         """
         more = self._memory.load(now_us)
-        fired = self._memory.pop_due(now_us, ahead_us)
+        came_by_us = now_us - now_us % decide_every_us
+        fired = self._memory.pop_due(now_us, ahead_us, came_by_us)
         if fired.oldest_due_us is not None:
             HINT_LATENESS_SECONDS.observe(max(0, now_us - fired.oldest_due_us) / 1e6)
         self._announce(fired)
         self.decider.take(fired)
-        next_us = now_us if more else self._memory.next_due_us(ahead_us)
-        self.decider.looked(now_us, is_popped=next_us is None or next_us > now_us)
+        next_us = now_us if more else self._memory.next_due_us(ahead_us, decide_every_us)
+        self.decider.looked(came_by_us, is_popped=next_us is None or next_us > now_us)
         return next_us
 
     def go_round(self, now_us: int, *, is_sweep: bool) -> None:
@@ -281,7 +283,7 @@ class PartitionOwner:
                 if run.state == "leased":  # extended; or not over yet by the ledger's clock, so look a moment later
                     expires_us = to_us(run.lease_expires_at or run.due_at)
                     self._memory.state.rearm_lease(run.run_id.bytes, max(expires_us, now_us + 1))
-            self._around.wake_timekeeper()
+            self._around.wake_timekeeper(self.fence.partition)
 
     async def _sweep(self) -> None:
         """Ask the ledger about runs that nobody has leased since they were hinted, and hint them again."""
@@ -314,14 +316,14 @@ class PartitionOwner:
         async with self._around.reconcile_turns:
             began = time.monotonic()
             await reconcile(self._memory, self._around.pool, self.fence.partition)
-            self._around.wake_timekeeper()
+            self._around.wake_timekeeper(self.fence.partition)
             await asyncio.sleep((time.monotonic() - began) * (1 / RECONCILE_DUTY - 1))
 
     def _fold_own(self, events: list[Event]) -> None:
         """What we just wrote, at once: its events come by the feed too, a moment later, and change nothing then."""
         if events:
             self._memory.fold(events)
-            self._around.wake_timekeeper()
+            self._around.wake_timekeeper(self.fence.partition)
 
     def _name(self) -> tuple[int, int]:
         return self.fence.partition, self.fence.epoch

@@ -107,7 +107,8 @@ async def spread_missed(
         plan = _Plan(tx, state, rate, pace, spread)
         await plan.make()
         await _move(tx, plan.moved, rate, spread)
-        await move_cursors(tx, plan.chains(), spread.decided)
+        chains = plan.chains()
+        await move_cursors(tx, chains, dict.fromkeys(chains, spread.decided))
     if pace.taken:
         await take_instants(tx, queue, pace.next)
     return spread

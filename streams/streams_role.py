@@ -13,10 +13,12 @@ from typing import Any
 
 from ledger.clock import LedgerClock
 from ledger.connection import Pool
+from ledger.fence import owners_transaction
 from ledger.shards import Shards, open_shards
 from schemas.codec import Codec
 from schemas.errors import KafkaUnavailable, LedgerUnavailable
 from streams.decided_through import keep_decided_through
+from streams.decision_rounds import DecisionRounds
 from streams.event_feed import EventFeed
 from streams.faust_app import SESSION_TIMEOUT_S, OwnersApp, create_owners_app
 from streams.metrics import TIMERS_LOADED
@@ -99,8 +101,9 @@ async def _keep_time(
 ) -> Surroundings:
     """Begin what goes by the clock of one shard, until the stack is closed; what surrounds its owners."""
     clock, rates = LedgerClock(), QueueRates()
-    timekeeper = Timekeeper(clock, owners)
-    around = shared(pool=pool, clock=clock, wake_timekeeper=timekeeper.wake, rates=rates)
+    timekeeper, rounds = Timekeeper(clock, owners), DecisionRounds(partial(owners_transaction, pool))
+    stack.push_async_callback(rounds.drain)
+    around = shared(pool=pool, clock=clock, rounds=rounds, wake_timekeeper=timekeeper.wake, rates=rates)
     with suppress(LedgerUnavailable):  # then once it is back, before any of its partitions is owned
         await around.begin()
     for task in (

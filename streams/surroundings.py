@@ -10,6 +10,7 @@ from pathlib import Path
 from ledger.clock import LedgerClock
 from ledger.connection import Pool
 from schemas.codec import Codec
+from streams.decision_rounds import DecisionRounds
 from streams.queue_rates import QueueRates
 from streams.ready_hints import ReadyHints
 from streams.rejections import CommandReturns
@@ -36,7 +37,8 @@ class Surroundings:
     clock: LedgerClock
     partitions: int
     state_folder: Path
-    wake_timekeeper: Callable[[], None]
+    rounds: DecisionRounds
+    wake_timekeeper: Callable[[int], None]  # of a partition
     end_offset: Callable[[int], Awaitable[int]]  # of a partition of run-events
     crash: Callable[[Exception], None]
     opening_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPENING_AT_ONCE))

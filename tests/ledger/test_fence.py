@@ -14,9 +14,17 @@ import pytest_asyncio
 
 from ledger.connection import Connection, Pool, ledger_errors, ledger_now, session
 from ledger.connection import ledger_pool as open_ledger_pool
-from ledger.fence import Fence, api_transaction, owner_transaction, release_partition, take_over
+from ledger.fence import (
+    Fence,
+    api_transaction,
+    owner_transaction,
+    owners_transaction,
+    release_partition,
+    say_decided,
+    take_over,
+)
 from ledger.leases import lease_runs
-from ledger.partitions import advance_decided, advance_offset, list_partitions, reset_offsets
+from ledger.partitions import advance_offset, list_partitions, reset_offsets
 from schemas.errors import EpochLost, InvariantBroken, LedgerMismatch, LedgerUnavailable
 from schemas.ids import run_id_for
 from tests.ledger.owned_partition import NOW, OwnedPartition, until_someone_waits_for_a_lock
@@ -39,7 +47,7 @@ async def test_every_takeover_is_a_new_epoch_and_tells_where_the_last_owner_stop
     decided = datetime(2100, 1, 1, tzinfo=UTC)
     async with owner_transaction(ledger_pool, first.fence) as tx:
         await advance_offset(tx, 42)
-        await advance_decided(tx, decided)
+    await say_decided(ledger_pool, {first.fence: decided})
     second = await take_over(ledger_pool, 5, "owner-2")
     assert second.fence == Fence(5, first.fence.epoch + 1, "owner-2")
     assert (second.previous_owner, second.consumed_offset, second.decided_through) == ("owner-1", 42, decided)
@@ -178,6 +186,30 @@ async def test_the_pool_goes_on_after_a_pipelined_transaction_failed(owned: Owne
     assert len(await owned.lease(run_id)) == 1
 
 
+async def test_a_transaction_of_several_owners_commits_under_all_their_fences_or_not_at_all(ledger_pool: Pool) -> None:
+    fences = [(await take_over(ledger_pool, partition, "owner-1")).fence for partition in (9, 2, 4)]
+    async with owners_transaction(ledger_pool, fences) as tx:
+        assert abs((await ledger_now(tx.conn) - tx.now).total_seconds()) < 10
+    await take_over(ledger_pool, 4, "owner-2")
+    with pytest.raises(EpochLost):
+        async with owners_transaction(ledger_pool, fences):
+            pytest.fail("one of the epochs is over")
+    async with owners_transaction(ledger_pool, [fence for fence in fences if fence.partition != 4]):
+        pass
+
+
+@pytest.mark.parametrize("partition", [2, 4, 9])
+async def test_a_takeover_waits_for_an_open_transaction_of_several_owners(
+    ledger_pool: Pool, witness: Connection, partition: int
+) -> None:
+    fences = [(await take_over(ledger_pool, each, "owner-1")).fence for each in (9, 2, 4)]
+    async with owners_transaction(ledger_pool, fences):
+        takeover = asyncio.create_task(take_over(ledger_pool, partition, "owner-2"))
+        await until_someone_waits_for_a_lock(witness)
+        assert not takeover.done()
+    assert (await takeover).previous_owner == "owner-1"
+
+
 async def test_a_release_leaves_the_partition_without_an_owner(owned: OwnedPartition) -> None:
     await release_partition(owned.pool, owned.fence)
     async with session(owned.pool) as conn:
@@ -228,12 +260,13 @@ TAKEOVERS, WRITERS = 60, 6
 async def test_no_row_of_an_old_epoch_is_committed_after_a_takeover(ledger_pool: Pool) -> None:
     """A takeover returns; every row that becomes visible from then on carries the new epoch or a later one.
 
-    Half of the writers are owners, who go on with the newest fence they know of; the others write as the API does,
-    under the epoch that they read in their transaction.
+    A third of the writers are owners, who go on with the newest fence they know of, and a third owners of two
+    partitions at once; the others write as the API does, under the epoch that they read in their transaction.
     """
     partition, stop = 5, asyncio.Event()
     known = [(await take_over(ledger_pool, partition, "owner-0")).fence]
-    written = {"owner": 0, "api": 0, "lost": 0}
+    beside = (await take_over(ledger_pool, partition + 1, "owner-0")).fence
+    written = {"owner": 0, "owners": 0, "api": 0, "lost": 0}
     async with session(ledger_pool) as conn:
         await conn.execute("DROP TABLE IF EXISTS probe")
         await conn.execute("CREATE TABLE probe (epoch bigint NOT NULL)")
@@ -247,6 +280,16 @@ async def test_no_row_of_an_old_epoch_is_committed_after_a_takeover(ledger_pool:
             except EpochLost:
                 written["lost"] += 1
 
+    async def write_as_owners() -> None:
+        while not stop.is_set():
+            fence = known[-1]
+            try:
+                async with owners_transaction(ledger_pool, [beside, fence]) as tx:
+                    await tx.conn.execute("INSERT INTO probe VALUES (%s)", (fence.epoch,))
+                written["owners"] += 1
+            except EpochLost:
+                written["lost"] += 1
+
     async def write_as_api() -> None:
         write = "INSERT INTO probe SELECT epoch FROM partitions WHERE partition = %s"
         while not stop.is_set():
@@ -254,7 +297,7 @@ async def test_no_row_of_an_old_epoch_is_committed_after_a_takeover(ledger_pool:
                 await conn.execute(write, (partition,))
             written["api"] += 1
 
-    writers = [asyncio.create_task((write_as_owner, write_as_api)[n % 2]()) for n in range(WRITERS)]
+    writers = [asyncio.create_task((write_as_owner, write_as_owners, write_as_api)[n % 3]()) for n in range(WRITERS)]
     try:
         for n in range(1, TAKEOVERS + 1):
             fence = (await take_over(ledger_pool, partition, f"owner-{n}")).fence
@@ -268,6 +311,7 @@ async def test_no_row_of_an_old_epoch_is_committed_after_a_takeover(ledger_pool:
         async with session(ledger_pool) as conn:
             await conn.execute("DROP TABLE probe")
     assert written["owner"] > TAKEOVERS
+    assert written["owners"] > TAKEOVERS
     assert written["api"] > TAKEOVERS
 
 

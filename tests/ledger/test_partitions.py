@@ -12,7 +12,6 @@ import pytest
 from ledger.connection import Pool, session
 from ledger.fence import Fence, owner_transaction, release_partition, say_decided, take_over
 from ledger.partitions import (
-    advance_decided,
     advance_offset,
     list_partitions,
     list_takeovers,
@@ -49,16 +48,6 @@ async def test_another_number_of_partitions_is_refused(ledger_pool: Pool, count:
         with pytest.raises(LedgerMismatch, match="partitions"):
             await init_alone(conn, count)
         assert len(await list_partitions(conn)) == PARTITIONS
-
-
-async def test_what_is_decided_only_grows(ledger_pool: Pool) -> None:
-    fence = (await take_over(ledger_pool, 2, "owner-1")).fence
-    far = NOW + timedelta(days=10_000)
-    async with owner_transaction(ledger_pool, fence) as tx:
-        await advance_decided(tx, far)
-        await advance_decided(tx, far - timedelta(seconds=1))
-    async with session(ledger_pool) as conn:
-        assert (await list_partitions(conn))[2].decided_through == far
 
 
 FAR = NOW + timedelta(days=10_000)

@@ -16,9 +16,10 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from connectors.stack import KafkaBroker
 from ledger.clock import LedgerClock
 from ledger.connection import Pool
-from ledger.fence import Fence
+from ledger.fence import Fence, owners_transaction
 from schemas.codec import Codec
 from schemas.errors import KafkaUnavailable
+from streams.decision_rounds import DecisionRounds
 from streams.event_feed import EventFeed
 from streams.ready_hints import ReadyHints
 from streams.rejections import CommandReturns
@@ -97,7 +98,8 @@ async def setting(ledger_pool: Pool, kafka_broker: KafkaBroker, tmp_path: Path) 
         clock,
         PARTITIONS,
         tmp_path / "state",
-        lambda: None,
+        DecisionRounds(partial(owners_transaction, ledger_pool)),
+        lambda _: None,
         feed.end_offset,
         crashes.append,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from uuid import UUID
@@ -26,6 +26,7 @@ from schemas.commands import Command
 from streams import decider, partition_owner
 from streams.command_batch import apply_commands
 from streams.command_inbox import CommandInbox
+from streams.decision_rounds import DecisionRounds
 from streams.effects import Effects
 from streams.event_feed import OwnerEvents
 from streams.outbox_events import EventRecord, encode_events
@@ -91,7 +92,7 @@ class Simulation:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[OwnerTransaction]:
         async with owner_transaction(self.pool, self.fence) as tx:
-            yield OwnerTransaction(tx.conn, tx.fence, tx.consumed_offset, self.now)
+            yield replace(tx, now=self.now)
 
     async def stop(self) -> None:
         await self.owner.close(release=False)
@@ -232,7 +233,8 @@ class Simulation:
             self.clock,  # type: ignore[arg-type]
             PARTITIONS,
             self.folder,
-            lambda: None,
+            DecisionRounds(lambda _: self.transaction()),
+            lambda _: None,
             _no_events,
             _raise,
             rates=self.rates,

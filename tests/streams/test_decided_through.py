@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from ledger.connection import Pool
-from ledger.fence import take_over
+from ledger.fence import OwnerTransaction, take_over
 from schemas.errors import EpochLost
 from streams.decided_through import say_decided_through
 from tests.streams.commands import create, job_on
@@ -65,6 +66,30 @@ async def test_nothing_is_said_while_an_occurrence_waits_for_its_decision(simula
     await say(simulation)
     assert await decided_through(simulation) == START
     await simulation.work()
+    await say(simulation)
+    assert await decided_through(simulation) == START + 61 * SECOND
+
+
+async def test_what_was_decided_is_said_though_more_has_come_meanwhile(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first_s in (60, 65):
+        await simulation.apply(create(job_on(PARTITION), {"everySeconds": first_s}, issued_at=START))
+    await simulation.run_until(START + 60 * SECOND - SECOND / 2)
+    simulation.clock.now = START + 61 * SECOND
+    simulation.owner.tick(simulation.clock.now_us())
+    open_transaction = simulation.transaction
+
+    @asynccontextmanager
+    async def slow_transaction() -> AsyncIterator[OwnerTransaction]:
+        async with open_transaction() as tx:
+            yield tx
+        simulation.clock.now = START + 66 * SECOND
+        simulation.owner.tick(simulation.clock.now_us())
+
+    monkeypatch.setattr(simulation, "transaction", slow_transaction)
+    await simulation.owner.decider.decide()
+    await say(simulation)
     assert await decided_through(simulation) == START + 61 * SECOND
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ import pytest
 import pytest_asyncio
 
 from ledger.connection import Pool
-from ledger.fence import Fence, OwnerTransaction, owner_transaction, take_over
+from ledger.fence import Fence, owner_transaction, take_over
 from schemas.commands import Command
 from schemas.errors import EpochLost, InvalidSchedule
 from streams import decisions
 from streams.command_batch import apply_commands
-from streams.decisions import Decided, decide
+from streams.decisions import Asked, Decided, decide
 from streams.partition_memory import PartitionMemory
 from streams.rebuild import rebuild
 from streams.timers import from_us, to_us
@@ -42,8 +43,8 @@ class Decider:
     async def decide(self, *job_ids: UUID, now: datetime, remember: bool = True) -> Decided:
         """remember: False as if the process had died after the commit."""
         async with owner_transaction(self.pool, self.fence) as tx:
-            at = OwnerTransaction(tx.conn, tx.fence, tx.consumed_offset, now)
-            decided = await decide(at, self.memory.state, [job_id.bytes for job_id in job_ids])
+            asked = Asked.of(self.fence, self.memory.state, [job_id.bytes for job_id in job_ids])
+            [decided] = await decide(replace(tx, now=now), [asked])
         if remember:
             for job_id in [*decided.finished, *decided.stale]:
                 self.memory.forget_job(job_id)

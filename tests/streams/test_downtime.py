@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from ledger.connection import Pool
+from streams.decided_through import say_decided_through
 from tests.streams.commands import create, job_on
 from tests.streams.ledger_dump import fetch
 from tests.streams.simulated_owner import PARTITION, Simulation, simulating
@@ -151,6 +152,7 @@ async def test_what_is_decided_is_said_only_when_the_backlog_is(
 
 
 async def _decided_through(simulation: Simulation) -> datetime:
+    await say_decided_through(simulation.pool, lambda: [simulation.owner])
     [through] = await fetch(simulation.pool, "SELECT decided_through FROM partitions WHERE partition = %s", PARTITION)
     return through  # type: ignore[no-any-return]
 

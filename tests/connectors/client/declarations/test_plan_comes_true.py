@@ -13,6 +13,7 @@ import heapq
 import json
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +39,7 @@ from ledger.fence import Fence, OwnerTransaction, owner_transaction, take_over
 from schemas.commands import Command, CreateJob, DeleteJob, UpdateJob
 from schemas.http import NewJob
 from streams.command_batch import apply_commands
-from streams.decisions import decide
+from streams.decisions import Asked, decide
 from streams.partition_memory import PartitionMemory
 from streams.timers import from_us
 from tests.connectors.client.declarations.declared import TENANT
@@ -84,7 +85,7 @@ class OwnedWeek:
         now, jobs = self._coming[0][0], []
         while self._coming and self._coming[0][0] == now:
             jobs.append(heapq.heappop(self._coming)[1])
-        decided = await decide(_at(tx, now), self._memory.state, jobs)
+        [decided] = await decide(_at(tx, now), [Asked.of(self._fence, self._memory.state, jobs)])
         for job_id in [*decided.finished, *decided.stale]:
             self._memory.forget_job(job_id)
         self._memory.fold([*decided.events, *decided.stale.values()])
@@ -98,7 +99,7 @@ class OwnedWeek:
 
 
 def _at(tx: OwnerTransaction, now: datetime) -> OwnerTransaction:
-    return OwnerTransaction(tx.conn, tx.fence, tx.consumed_offset, now)
+    return replace(tx, now=now)
 
 
 @pytest_asyncio.fixture

@@ -1,0 +1,48 @@
+"""On-time decisions of all partitions that a process owns on one shard: together, not in a transaction for each.
+
+Their owners look for what has come at the same instants (streams/timekeeper.py), so they ask at the same time; whoever
+asks while a transaction is under way is in the next one. So what has come costs the same however many partitions it is
+spread over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from uuid import UUID
+
+from ledger.fence import Fence, FencedTransaction
+from ledger.group_commit import GroupCommit
+from streams.decisions import Asked, Decided, decide
+
+BATCH = 500  # jobs in one transaction
+
+
+class DecisionRounds:
+    """Belongs to one event loop. transaction: opens one under all the fences that it is given."""
+
+    def __init__(
+        self, transaction: Callable[[Sequence[Fence]], AbstractAsyncContextManager[FencedTransaction]]
+    ) -> None:
+        self._transaction = transaction
+        self._group = GroupCommit(self._decide, batch_rows=BATCH, in_flight=1)
+
+    async def decide(self, asked: Asked) -> Decided:
+        """At most BATCH jobs of one owner, who asks for nothing else meanwhile.
+
+        Raises EpochLost when the asker's epoch is over, LedgerUnavailable; nothing is known to be decided then. A
+        cancelled asker leaves what it asked for under way.
+        """
+        if not asked.timers:
+            return Decided()
+        answers = await self._group.write(asked)
+        return answers[next(iter(asked.timers))]
+
+    async def drain(self) -> None:
+        """Return when nothing is under way."""
+        await self._group.drain()
+
+    async def _decide(self, asked: Sequence[Asked]) -> Mapping[UUID, Decided]:
+        async with self._transaction([each.fence for each in asked]) as tx:
+            answers = await decide(tx, asked)
+        return {job_id: decided for each, decided in zip(asked, answers, strict=True) for job_id in each.timers}

@@ -1,0 +1,77 @@
+"""Keeping time: each owner is looked at when its own time has come, and all of them decide at the same instants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import cast
+
+import pytest_asyncio
+
+from ledger.clock import LedgerClock
+from ledger.connection import Pool
+from ledger.fence import Fence
+from streams.partition_owner import PartitionOwner
+from streams.timekeeper import DECIDE_EVERY_US, Timekeeper
+from tests.streams.waiting import until
+
+
+class Sleeper:
+    """In an owner's place: notes when it is looked at, and always wants to be so much later."""
+
+    def __init__(self, partition: int, pause_us: int) -> None:
+        self.fence, self.looks_us = Fence(partition, 1, "sleeper"), list[int]()
+        self.pause_us, self.every_us = pause_us, 0
+
+    def tick(self, now_us: int, _ahead_us: int, decide_every_us: int) -> int:
+        self.looks_us.append(now_us)
+        self.every_us = decide_every_us
+        return now_us + self.pause_us
+
+    def go_round(self, now_us: int, *, is_sweep: bool) -> None:
+        pass
+
+
+@pytest_asyncio.fixture
+async def clock(ledger_pool: Pool) -> LedgerClock:
+    clock = LedgerClock()
+    await clock.sample(ledger_pool)
+    return clock
+
+
+@asynccontextmanager
+async def keeping_time(clock: LedgerClock, sleepers: Sequence[Sleeper]) -> AsyncIterator[Timekeeper]:
+    timekeeper = Timekeeper(clock, lambda: cast(Sequence[PartitionOwner], sleepers))
+    running = asyncio.create_task(timekeeper.run())
+    yield timekeeper
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+
+
+async def test_an_owner_is_looked_at_when_its_time_has_come_and_not_for_another_one(clock: LedgerClock) -> None:
+    quick, slow = Sleeper(1, 20_000), Sleeper(2, 900_000)
+    async with keeping_time(clock, [quick, slow]):
+        await until(lambda: len(slow.looks_us) == 3)
+    assert len(quick.looks_us) > 10
+    for sleeper in (quick, slow):
+        pauses = [after - before for before, after in zip(sleeper.looks_us, sleeper.looks_us[1:], strict=False)]
+        assert min(pauses) >= sleeper.pause_us
+
+
+async def test_an_owner_that_is_told_of_a_timer_is_looked_at_before_its_time_and_alone(clock: LedgerClock) -> None:
+    other, told = Sleeper(1, 900_000), Sleeper(2, 900_000)
+    async with keeping_time(clock, [other, told]) as timekeeper:
+        await until(lambda: len(other.looks_us) == 1)
+        timekeeper.wake(2)
+        await until(lambda: len(other.looks_us) == 2)
+    assert told.looks_us[1] < other.looks_us[1]
+
+
+async def test_an_owner_that_knows_of_nothing_is_looked_at_every_second(clock: LedgerClock) -> None:
+    idle = Sleeper(1, 3_600_000_000)
+    async with keeping_time(clock, [idle]):
+        await until(lambda: len(idle.looks_us) == 2)
+    assert idle.looks_us[1] - idle.looks_us[0] >= 1_000_000
+    assert idle.every_us == DECIDE_EVERY_US
