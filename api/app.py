@@ -43,6 +43,7 @@ from api.runs import Runs
 from api.schedules import preview_schedule
 from api.whoami import whoami
 from api.why import Why
+from ledger.clock import LedgerClock
 from ledger.shards import Shards
 from ledger.tokens import Role
 from schemas import http, http_declarations, http_explanations, http_operations
@@ -77,9 +78,13 @@ class Api:
 
     def __init__(self, shards: Shards, settings: ApiSettings) -> None:
         bootstrap, codec, kafka = settings.bootstrap, settings.codec, settings.kafka_config
+        self._shards = shards
         self.metrics = ApiMetrics()
         self.index = ReadyIndex(on_drop=self._dropped)
-        self.hints = ReadyHints(bootstrap, settings.ready_topic, codec, self.index, self.metrics, kafka)
+        self.clocks = {number: LedgerClock() for number in shards.pools}
+        self.hints = ReadyHints(
+            bootstrap, settings.ready_topic, codec, self.index, self.metrics, self._locally_us, kafka_config=kafka
+        )
         self.poll = ReadyPoll(shards, self.index, self.metrics, are_hints_read=self.hints.are_read)
         self.history = HistoryClient(settings.history_url)
         self.producer = CommandProducer(bootstrap, settings.commands_topic, codec, kafka_config=kafka)
@@ -111,6 +116,9 @@ class Api:
         self.queries = Queries(self.history)
         self.health = Health(shards, self.producer, self.history, self.index, self.metrics)
 
+    def _locally_us(self, partition: int, due_us: int) -> int | None:
+        return self.clocks[self._shards.number_of(partition)].locally_us(due_us)
+
     def _dropped(self, queue: Queue) -> None:
         """A run that the index had no room for."""
         self.metrics.ready_index_dropped.inc()
@@ -124,7 +132,11 @@ class Api:
     async def running(self) -> AsyncIterator[None]:
         """Reads hints, polls and watches outcomes inside; on the way out everything under way is finished first."""
         self.hints.start()
-        watches = [self.poll.run(), *(outcomes.run() for outcomes in self.command_outcomes.values())]
+        watches = [
+            self.poll.run(),
+            *(outcomes.run() for outcomes in self.command_outcomes.values()),
+            *(clock.follow(self._shards.pools[number]) for number, clock in self.clocks.items()),
+        ]
         tasks = [asyncio.create_task(watch) for watch in watches]
         try:
             yield

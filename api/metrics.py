@@ -35,7 +35,7 @@ MEASURES = (
     Measure("leases_given_back", "counter", "Leases released because their client had hung up."),
     Measure("wasted_claims", "counter", "Ids from the ready index that could not be leased."),
     Measure("lateness_ms", "distribution", "From a run's due time to its lease.", (), _LATENESS_MS),
-    Measure("hint_lag_ms", "distribution", "From the owner's hint to the ready index.", (), _FAST_MS),
+    Measure("hint_lag_ms", "distribution", "From the owner's hint to this process.", (), _FAST_MS),
     Measure("hints", "counter", "Run ids told by hints."),
     Measure("undecodable_hints", "counter", "Records of the ready topic that are no hints."),
     Measure("ready_polls", "counter", "Looks into the ledger for due runs that no hint told."),

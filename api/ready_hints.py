@@ -1,7 +1,8 @@
 """Reads the ready topic into the ready index: every API instance reads all of it, from now on, in no group.
 
-A thread waits for records and decodes them; the event loop gets them in batches, about a millisecond after the owner
-sent them. What was said before this process looked is found by ready_poll.
+A thread waits for records, decodes them, and keeps back what is not due yet: owners tell of runs before their time, so
+that the hint's way is over by then. The event loop gets what is due in batches. What was said before this process
+looked is found by ready_poll.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -24,8 +25,10 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from api.held_hints import HeldHints
 from api.metrics import ApiMetrics
 from api.ready_index import Queue, ReadyIndex, ReadyRun
+from ledger.clock import monotonic_us
 from schemas.codec import Codec
 from schemas.commands import LANES
 from schemas.errors import Undecodable
@@ -34,21 +37,31 @@ log = logging.getLogger(__name__)
 
 _BATCH_RECORDS = 500
 _POLL_S = 0.5
+_POLL_STEP_S = 0.001  # the library counts a poll's time in whole milliseconds
 _PROBE_EVERY_S = 2.0
 _PROBE_TIMEOUT_S = 1.0
 _LANE_NUMBERS = {lane: number for number, lane in enumerate(LANES)}
 
 
 class Hint(NamedTuple):
-    """A decoded record. lag_ms: from when the owner sent it, by both wall clocks; None when the record has no time."""
+    """A decoded record. lag_ms: from when the owner sent it, by both wall clocks; None when the record has no time.
+
+    partition, due_us: whose clock tells when all of the runs are due, in microseconds since 1970; None: they are.
+    """
 
     queue: Queue
     runs: list[ReadyRun]
     lag_ms: float | None
+    partition: int
+    due_us: int | None
 
 
 class ReadyHints:
-    """Runs one thread between start and stop."""
+    """Runs one thread between start and stop.
+
+    locally_us: when it will be an instant, by the clock of a partition's shard, on our own, `monotonic_us`; None while
+    that is not known. The thread asks it.
+    """
 
     def __init__(
         self,
@@ -57,9 +70,12 @@ class ReadyHints:
         codec: Codec,
         index: ReadyIndex,
         metrics: ApiMetrics,
+        locally_us: Callable[[int, int], int | None],
         kafka_config: Mapping[str, Any] | None = None,
     ) -> None:
         self._topic, self._codec, self._index, self._metrics = topic, codec, index, metrics
+        self._locally_us = locally_us
+        self._held: HeldHints[Hint] = HeldHints()
         self._config = {
             "bootstrap.servers": bootstrap,
             "group.id": "fencepost-api-ready",  # librdkafka asks for one; nothing is ever committed to it
@@ -96,9 +112,11 @@ class ReadyHints:
         try:
             self._assign_all(consumer)
             while not self._stopping.is_set():
-                if hints := self._decode(_next_records(consumer)):
-                    deliver(self._take_in, hints)
-                if self._probe_at <= time.monotonic():
+                for hint in self._decode(_next_records(consumer, self._held.wait_us(monotonic_us()))):
+                    self._hold(hint)
+                if due := self._held.pop(monotonic_us()):
+                    deliver(self._take_in, due)
+                if self._is_time_to_probe():
                     self._probe(consumer)
         except RuntimeError:
             log.info("the event loop is gone")  # of call_soon_threadsafe, while the process ends
@@ -119,6 +137,11 @@ class ReadyHints:
                 return
             self._stopping.wait(0.5)
 
+    def _is_time_to_probe(self) -> bool:
+        """A probe takes some milliseconds, so it waits, for a while, until nothing is held back."""
+        late_s = time.monotonic() - self._probe_at
+        return late_s >= (_PROBE_EVERY_S if self._held else 0)
+
     def _probe(self, consumer: Consumer) -> None:
         """Ask the leaders for something small: a fetch that brings nothing, or hangs, tells nobody."""
         try:
@@ -136,7 +159,7 @@ class ReadyHints:
         """Called by the library while it is polled: a connection was lost, for instance."""
         self._probe_at = self._read_until = 0.0
 
-    def _decode(self, records: Sequence[Message]) -> list[Hint]:
+    def _decode(self, records: Iterable[Message]) -> list[Hint]:
         hints = []
         for record in records:
             if record.error():
@@ -150,7 +173,7 @@ class ReadyHints:
         return hints
 
     def _decode_one(self, record: Message) -> Hint:
-        name, fields = self._codec.decode(record.value())
+        name, fields = self._codec.decode(record.value(), micros=True)
         if name != "ReadyHints":
             raise Undecodable(f"a {name} is no hint")
         packed: bytes = fields["runIds"]
@@ -158,9 +181,14 @@ class ReadyHints:
         runs = [ReadyRun(UUID(bytes=packed[start : start + 16]), epoch, lane) for start in range(0, len(packed), 16)]
         kind, sent_ms = record.timestamp()
         lag_ms = None if kind == TIMESTAMP_NOT_AVAILABLE else max(0.0, time.time() * 1000 - sent_ms)
-        return Hint((fields["tenant"], fields["queue"]), runs, lag_ms)
+        return Hint((fields["tenant"], fields["queue"]), runs, lag_ms, fields["partition"], fields["dueAt"])
 
-    def _take_in(self, hints: Sequence[Hint]) -> None:
+    def _hold(self, hint: Hint) -> None:
+        now_us = monotonic_us()
+        at_us = None if hint.due_us is None else self._locally_us(hint.partition, hint.due_us)
+        self._held.hold(hint, now_us if at_us is None else at_us, now_us)
+
+    def _take_in(self, hints: Iterable[Hint]) -> None:
         """In the event loop: the index belongs to it."""
         for hint in hints:
             self._index.add(hint.queue, hint.runs)
@@ -169,9 +197,13 @@ class ReadyHints:
                 self._metrics.hint_lag_ms.observe(hint.lag_ms)
 
 
-def _next_records(consumer: Consumer) -> list[Message]:
-    """The first record that comes and all that came beside it: `consume` alone waits for a full batch."""
-    first = consumer.poll(_POLL_S)
+def _next_records(consumer: Consumer, within_us: int | None) -> list[Message]:
+    """The first record that comes in time and all that came beside it: `consume` alone waits for a full batch."""
+    left_s = _POLL_S if within_us is None else min(_POLL_S, within_us / 1e6)
+    if left_s < _POLL_STEP_S:
+        time.sleep(left_s)  # to the point, which a poll is not
+        left_s = 0
+    first = consumer.poll(left_s)
     return [] if first is None else [first, *consumer.consume(_BATCH_RECORDS, 0)]
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
 from ledger.connection import Pool, ledger_now, session
+from schemas.errors import LedgerUnavailable
 
-_SAMPLES = 8
+log = logging.getLogger(__name__)
+
+_QUESTIONS = 3
+_SAMPLES = 8 * _QUESTIONS
+_PERIOD_S = 5.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -24,20 +32,33 @@ class LedgerClock:
 
     def __init__(self) -> None:
         self._samples: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)  # (round trip, offset), microseconds
-        self._offset_us = 0
+        self._best: tuple[int, int] | None = None  # in one, for whoever asks in another thread
 
     async def begin(self, pool: Pool) -> None:
         """Take the first sample, unless there is one. Raises LedgerUnavailable."""
         if not self._samples:
             await self.sample(pool)
 
+    async def follow(self, pool: Pool, pause: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
+        """Sample now and then until cancelled; while the ledger is away the last estimate stands."""
+        while True:
+            try:
+                await self.sample(pool)
+            except LedgerUnavailable as error:
+                log.warning("the ledger's clock cannot be read: %s", error)
+            await pause(_PERIOD_S)
+
     async def sample(self, pool: Pool) -> None:
-        """Ask the ledger. Raises LedgerUnavailable, and the old estimate stands."""
+        """Ask the ledger; more than once, for who has slept is slow at first.
+
+        Raises LedgerUnavailable, and the old estimate stands.
+        """
         async with session(pool) as conn:
-            sent_us = _monotonic_us()
-            now = await ledger_now(conn)
-            received_us = _monotonic_us()
-        self.learn(received_us - sent_us, (now - _EPOCH) // _MICROSECOND - received_us)
+            for _ in range(_QUESTIONS):
+                sent_us = monotonic_us()
+                now = await ledger_now(conn)
+                received_us = monotonic_us()
+                self.learn(received_us - sent_us, (now - _EPOCH) // _MICROSECOND - received_us)
 
     def learn(self, round_trip_us: int, offset_us: int) -> None:
         """The ledger's clock was between offset_us and offset_us + round_trip_us ahead of ours."""
@@ -45,12 +66,18 @@ class LedgerClock:
         if best[1] > offset_us + round_trip_us or best[1] + best[0] < offset_us:
             self._samples.clear()
         self._samples.append((round_trip_us, offset_us))
-        self._offset_us = min(self._samples)[1]
+        self._best = min(self._samples)
 
     def now_us(self) -> int:
         """The ledger's time, microseconds since 1970. Needs one sample first."""
-        return _monotonic_us() + self._offset_us
+        assert self._best is not None
+        return monotonic_us() + self._best[1]
+
+    def locally_us(self, instant_us: int) -> int | None:
+        """When the ledger's clock will have reached an instant, by `monotonic_us`. None without a sample."""
+        return None if self._best is None else instant_us - self._best[1]
 
 
-def _monotonic_us() -> int:
+def monotonic_us() -> int:
+    """This process's clock, which only grows."""
     return time.monotonic_ns() // 1_000

@@ -22,7 +22,7 @@ AVRO_FOLDER = Path(__file__).parent / "avro"
 NAMESPACE = "io.fencepost"
 
 # Never renumber and never reuse: ids are in every record that was ever written. A changed schema gets a new id, and
-# the old one stays readable as avro/archive/<id>.avsc.
+# the old one stays readable as avro/archive/<id>.avsc, which has the named types that it refers to in it.
 BUILT_IN_IDS: Mapping[str, int] = {
     "CreateJob": 1,
     "UpdateJob": 2,
@@ -34,10 +34,11 @@ BUILT_IN_IDS: Mapping[str, int] = {
     "ReplayRun": 8,
     "CommandBatch": 9,
     "RejectedCommand": 10,
-    "ReadyHints": 11,
     "RunEvents": 12,
     "BackfillJob": 13,
+    "ReadyHints": 14,
 }
+ARCHIVED_IDS: Mapping[int, str] = {11: "ReadyHints"}
 
 Record = dict[str, Any]
 ParsedSchema = Any  # fastavro's own, opaque to us
@@ -49,6 +50,11 @@ _HEADER = struct.Struct(">bI")
 def reader_schema(name: str) -> ParsedSchema:
     """The schema of this build for a record name, parsed, with the named types it refers to."""
     return fastavro.schema.load_schema(AVRO_FOLDER / f"{NAMESPACE}.{name}.avsc")
+
+
+@cache
+def _archived_schema(schema_id: int) -> ParsedSchema:
+    return fastavro.schema.load_schema(AVRO_FOLDER / "archive" / f"{schema_id}.avsc")
 
 
 @cache
@@ -85,14 +91,14 @@ class BuiltInRegistry:
     """Fixed ids, no server."""
 
     def __init__(self) -> None:
-        self._names = {schema_id: name for name, schema_id in BUILT_IN_IDS.items()}
+        self._names = {schema_id: name for name, schema_id in BUILT_IN_IDS.items()} | dict(ARCHIVED_IDS)
 
     def id_of(self, name: str) -> int:
         return BUILT_IN_IDS[name]
 
     def writer_schema(self, schema_id: int) -> tuple[str, ParsedSchema]:
         name = self._names[schema_id]
-        return name, reader_schema(name)
+        return name, _archived_schema(schema_id) if schema_id in ARCHIVED_IDS else reader_schema(name)
 
 
 class Codec:

@@ -38,10 +38,12 @@ ROUND_LIMIT = 5_000  # due runs that one sweep goes through for those without ro
 class Fired:
     """What has become due: runs to hint by where they wait, and jobs whose pending occurrence has come.
 
-    gated: runs that must be admitted first. late_jobs: those whose occurrence came a while ago.
+    soon: runs to hint that are not due yet, with when they are. gated: runs that must be admitted first.
+    late_jobs: those whose occurrence came a while ago.
     """
 
     runs: dict[Waiting, list[bytes]] = field(default_factory=dict)
+    soon: dict[Waiting, list[tuple[int, bytes]]] = field(default_factory=dict)
     gated: list[bytes] = field(default_factory=list)
     jobs: list[bytes] = field(default_factory=list)
     late_jobs: list[bytes] = field(default_factory=list)
@@ -98,6 +100,8 @@ class PartitionMemory:
 
     def _begin(self) -> None:
         self._runs, self._jobs = _Ahead(self.state.due), _Ahead(self.state.cursors)
+        # Gated runs that were too early to be hinted ahead: they pass their gate when they are due.
+        self._gated: TimingWheel[bytes] = TimingWheel()
         self._watched: TimingWheel[bytes] = TimingWheel()
         self._withheld: dict[bytes, bytes] = {}  # job id -> run id
         self._round_from = scan_key(0)
@@ -114,13 +118,14 @@ class PartitionMemory:
 
     def timers(self) -> int:
         """How many timers are in the wheels."""
-        return len(self._runs.wheel) + len(self._jobs.wheel) + len(self._watched)
+        return sum(map(len, (self._runs.wheel, self._jobs.wheel, self._gated, self._watched)))
 
     def fold(self, events: Iterable[Event], position: Position | None = None) -> None:
         """Take in what happened, and how far the feed is."""
         changed = self.state.fold(events, position)
         for run_id, due_us in changed.runs.items():
             self._watched.remove(run_id)
+            self._gated.remove(run_id)
             self._runs.retime(run_id, due_us)
         for job_id, cursor_us in changed.jobs.items():
             self.undecidable.discard(job_id)
@@ -130,6 +135,7 @@ class PartitionMemory:
         """The ledger does not know the run any more."""
         self.state.forget_run(run_id)
         self._watched.remove(run_id)
+        self._gated.remove(run_id)
         self._runs.wheel.remove(run_id)
 
     def forget_job(self, job_id: bytes) -> None:
@@ -158,6 +164,8 @@ class PartitionMemory:
             (fired.late_jobs if now_us - cursor_us > GRACE_US else fired.jobs).append(job_id)
         for run_id in self._runs.wheel.pop_due(now_us + ahead_us, LOAD_LIMIT):
             self._collect(fired, run_id, now_us, ahead_us=ahead_us)
+        for run_id in self._gated.pop_due(now_us, LOAD_LIMIT):
+            self._collect(fired, run_id, now_us)
         return fired
 
     def may_be_unleased(self, now_us: int) -> bool:
@@ -218,6 +226,7 @@ class PartitionMemory:
         instants = [
             None if job_us is None else -(-job_us // every_us) * every_us,
             None if run_us is None else run_us - ahead_us,
+            self._gated.next_due_us(),
         ]
         return min((at for at in instants if at is not None), default=None)
 
@@ -230,8 +239,10 @@ class PartitionMemory:
         if found is None:
             return
         due_us, run = found
-        if due_us > now_us + (0 if run.gated else ahead_us):  # a gate is passed when it is due
+        if due_us > now_us + ahead_us:
             self._runs.retime(run_id, due_us)
+        elif due_us > now_us and run.gated:
+            self._gated.add(run_id, due_us)
         elif now_us - due_us > GRACE_US and self._is_undecided(run_id, run.job_id, now_us):
             self._withheld[run.job_id] = run_id
         elif run.gated and not admitted:
@@ -240,7 +251,10 @@ class PartitionMemory:
             self._hint(fired, run_id, run, due_us, now_us)
 
     def _hint(self, fired: Fired, run_id: bytes, run: WaitingRun, due_us: int, now_us: int) -> None:
-        fired.runs.setdefault(run.where, []).append(run_id)
+        if due_us > now_us:
+            fired.soon.setdefault(run.where, []).append((due_us, run_id))
+        else:
+            fired.runs.setdefault(run.where, []).append(run_id)
         if fired.oldest_due_us is None:
             fired.oldest_due_us = due_us
         if len(self._watched) < WATCHED_LIMIT:

@@ -247,8 +247,8 @@ class PartitionOwner:
 
     def _announce(self, fired: Fired) -> None:
         """Hint what may run; what is gated must pass its job's overlap rule first."""
-        if fired.runs:
-            self._around.hints.send(self.fence, fired.runs)
+        if fired.runs or fired.soon:
+            self._around.hints.send(self.fence, fired.runs, fired.soon)
         self._admissions.add(fired.gated)
 
     async def _admit(self) -> None:

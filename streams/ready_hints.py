@@ -1,8 +1,12 @@
-"""Ready hints: the owner's shout that runs are due. One may be lost, late or doubled, so nothing waits for an ack."""
+"""Ready hints: the owner's shout that runs are due, or will be in a moment, so that its way is over by then.
+
+One may be lost, late or doubled, so nothing waits for an ack.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from confluent_kafka import KafkaException, Producer
@@ -14,6 +18,8 @@ from streams.timers import Waiting
 
 # At most this many run ids a record: 16 kB, far below any broker's limit.
 _RUNS_A_RECORD = 1_000
+# Runs that are due within a millisecond go together, and wait for the last of them: a record each would cost more.
+_TOGETHER_US = 1_000
 
 
 class ReadyHints:
@@ -32,14 +38,29 @@ class ReadyHints:
             }
         )
 
-    def send(self, fence: Fence, run_ids: Mapping[Waiting, list[bytes]]) -> None:
-        """Say that these runs are due, by where they wait and in due order."""
-        for waiting, ids in run_ids.items():
-            for start in range(0, len(ids), _RUNS_A_RECORD):
-                self._send_one(fence, waiting, ids[start : start + _RUNS_A_RECORD])
+    def send(
+        self,
+        fence: Fence,
+        due: Mapping[Waiting, Sequence[bytes]],
+        soon: Mapping[Waiting, Sequence[tuple[int, bytes]]] = {},
+    ) -> None:
+        """Say of runs, by where they wait and in due order, that they are due, or when they will be.
+
+        soon: with the instants, microseconds since 1970 by the ledger's clock.
+        """
+        for waiting, ids in due.items():
+            self._send(fence, waiting, ids, None)
+        for waiting, timers in soon.items():
+            for _, together in groupby(timers, lambda timer: timer[0] // _TOGETHER_US):
+                instants, ids = zip(*together, strict=True)
+                self._send(fence, waiting, ids, instants[-1])
         self._producer.poll(0)
 
-    def _send_one(self, fence: Fence, waiting: Waiting, ids: list[bytes]) -> None:
+    def _send(self, fence: Fence, waiting: Waiting, ids: Sequence[bytes], due_us: int | None) -> None:
+        for start in range(0, len(ids), _RUNS_A_RECORD):
+            self._send_one(fence, waiting, ids[start : start + _RUNS_A_RECORD], due_us)
+
+    def _send_one(self, fence: Fence, waiting: Waiting, ids: Sequence[bytes], due_us: int | None) -> None:
         record = {
             "tenant": waiting.tenant,
             "queue": waiting.queue,
@@ -47,6 +68,7 @@ class ReadyHints:
             "partition": fence.partition,
             "epoch": fence.epoch,
             "runIds": b"".join(ids),
+            "dueAt": due_us,
         }
         try:
             self._producer.produce(self._topic, self._codec.encode("ReadyHints", record), key=waiting.queue)

@@ -17,9 +17,8 @@ from streams.pulse import pulse
 log = logging.getLogger(__name__)
 
 LONGEST_SLEEP_US = 1_000_000
-# The loop's timers are exact to a millisecond: half of that, lest the average hint be half a millisecond late. What is
-# told too early the ledger refuses, but a hint passes Kafka, the API and a session before it is judged.
-AHEAD_US = 500
+# Its way through Kafka takes a hint some 2 ms, and some more on a busy machine; the API keeps back what comes early.
+AHEAD_US = 10_000
 # A run is made an occurrence ahead, and occurrences are a second apart at least, so there is time to gather. All owners
 # look for them at the same instants and decide together: a decision alone costs a transaction, some 2 ms of CPU.
 DECIDE_EVERY_US = 250_000

@@ -90,8 +90,9 @@ class Owner:
         queue: str = "mail",
         lane: int = 1,
         epoch: int | None = None,
+        due_at: datetime | None = None,
     ) -> None:
-        """Say on the ready topic that runs are due, each in a record of its own."""
+        """Say on the ready topic that runs are due, or when they will be, each in a record of its own."""
         producer = Producer({"bootstrap.servers": self._bootstrap, "linger.ms": 0})
         for run_id in run_ids:
             fence = self.fences[partition_of_run(run_id)]
@@ -102,6 +103,7 @@ class Owner:
                 "partition": fence.partition,
                 "epoch": fence.epoch if epoch is None else epoch,
                 "runIds": run_id.bytes,
+                "dueAt": due_at,
             }
             producer.produce(self._topics.ready, self._codec.encode("ReadyHints", record))
         assert producer.flush(10) == 0

@@ -15,6 +15,7 @@ from api.app import Api
 from ledger.connection import Pool, session
 from ledger.fence import take_over
 from ledger.runs import read_run
+from ledger.shard_map import HOME
 from schemas.ids import partition_of_run
 from tests.api.conftest import Caller, Callers
 from tests.api.owner import Owner
@@ -145,6 +146,49 @@ async def test_a_hint_before_its_time_leases_nothing(api: Api, worker: Caller, o
     [run_id] = await owner.make_due(due_in_s=60)
     await asyncio.to_thread(owner.hint, [run_id])
     assert await worker.lease(waitSeconds=0.5) == []
+
+
+async def hinted_ahead(api: Api, owner: Owner, pool: Pool) -> tuple[UUID, datetime]:
+    """A run that is due in a moment, of which the API knows it already."""
+    assert await asyncio.to_thread(api.hints.positioned.wait, 10)
+    [run_id] = await owner.make_due(due_in_s=0.4)
+    async with session(pool) as conn:
+        run = await read_run(conn, run_id)
+    assert run is not None
+    assert run.due_at is not None
+    await asyncio.to_thread(owner.hint, [run_id], due_at=run.due_at)
+    return run_id, run.due_at
+
+
+async def test_a_run_that_is_hinted_ahead_is_leased_when_it_is_due_and_no_claim_is_refused(
+    api: Api, worker: Caller, owner: Owner, ledger_pool: Pool
+) -> None:
+    await api.clocks[HOME].begin(ledger_pool)
+    poll = asyncio.create_task(worker.lease(waitSeconds=20))
+    await waiting(api, 1)
+    await looked(api)
+    run_id, due_at = await hinted_ahead(api, owner, ledger_pool)
+    [run] = await poll
+    leased_at = datetime.fromisoformat(run["leaseExpiresAt"]) - timedelta(seconds=run["leaseSeconds"])
+    assert (run["runId"], leased_at >= due_at) == (str(run_id), True)
+    assert (api.metrics.wasted_claims._value.get(), api.metrics.polled_runs._value.get()) == (0, 0)
+
+
+async def test_a_run_that_is_gone_when_its_time_comes_costs_a_wasted_claim(
+    api: Api, worker: Caller, owner: Owner, ledger_pool: Pool
+) -> None:
+    await api.clocks[HOME].begin(ledger_pool)
+    poll = asyncio.create_task(worker.lease(waitSeconds=20))
+    await waiting(api, 1)
+    await looked(api)
+    run_id, _ = await hinted_ahead(api, owner, ledger_pool)
+    async with session(ledger_pool) as conn:
+        await conn.execute("DELETE FROM runs WHERE run_id = %s", (run_id,))
+    async with asyncio.timeout(20):
+        while api.metrics.wasted_claims._value.get() != 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    other, _ = await hinted_ahead(api, owner, ledger_pool)
+    assert ids(await poll) == [other]
 
 
 async def test_a_hint_of_an_owner_who_lost_its_partition_leases_nothing(

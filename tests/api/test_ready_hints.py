@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from uuid import UUID
 
 import pytest_asyncio
 from confluent_kafka import Producer
@@ -13,10 +14,12 @@ from api.metrics import ApiMetrics
 from api.ready_hints import ReadyHints
 from api.ready_index import ReadyIndex, ReadyRun, Waiter
 from connectors.stack import KafkaBroker
+from ledger.clock import monotonic_us
 from schemas.codec import Codec
 from schemas.ids import new_id
 
 QUEUE = ("acme", "mail")
+UNKNOWN = 9  # a partition of a shard whose clock nobody knows; all others' is ours
 
 
 class Hinted:
@@ -26,7 +29,10 @@ class Hinted:
         self.index, self.metrics = ReadyIndex(), ApiMetrics()
         self.topic = settings.ready_topic
         self.producer = Producer({"bootstrap.servers": settings.bootstrap, "linger.ms": 0})
-        self.hints = ReadyHints(settings.bootstrap, self.topic, Codec(), self.index, self.metrics)
+        self.hints = ReadyHints(settings.bootstrap, self.topic, Codec(), self.index, self.metrics, self._locally_us)
+
+    def _locally_us(self, partition: int, due_us: int) -> int | None:
+        return None if partition == UNKNOWN else due_us
 
     def send(self, value: bytes | None) -> None:
         self.producer.produce(self.topic, value)
@@ -57,15 +63,53 @@ async def hinted(settings: ApiSettings) -> AsyncIterator[Hinted]:
     await hinted.hints.stop()
 
 
-def encode(*, tenant: str = "acme", lane: str = "high", epoch: int = 7, run_ids: list[bytes]) -> bytes:
-    record = {"tenant": tenant, "queue": "mail", "lane": lane, "partition": 3, "epoch": epoch}
-    return Codec().encode("ReadyHints", record | {"runIds": b"".join(run_ids)})
+def encode(
+    *,
+    tenant: str = "acme",
+    lane: str = "high",
+    partition: int = 3,
+    epoch: int = 7,
+    due_us: int | None = None,
+    run_ids: list[bytes],
+) -> bytes:
+    record = {"tenant": tenant, "queue": "mail", "lane": lane, "partition": partition, "epoch": epoch}
+    return Codec().encode("ReadyHints", record | {"runIds": b"".join(run_ids), "dueAt": due_us})
 
 
 async def test_the_runs_of_a_hint_come_with_its_epoch_lane_and_order(hinted: Hinted) -> None:
     run_ids = [new_id() for _ in range(500)]
     hinted.send(encode(run_ids=[run_id.bytes for run_id in run_ids]))
     assert await hinted.next() == [ReadyRun(run_id, 7, 0) for run_id in run_ids]
+
+
+async def test_runs_that_will_be_due_are_given_when_they_are(hinted: Hinted) -> None:
+    due_us = [monotonic_us() + 1_000 * ms for ms in (240, 120, 180, 120)]
+    run_ids = [new_id() for _ in due_us]
+    for run_id, at_us in zip(run_ids, due_us, strict=True):
+        hinted.send(encode(run_ids=[run_id.bytes], due_us=at_us))
+    hinted.send(encode(run_ids=[(overdue := new_id()).bytes]))
+    given: list[UUID] = []
+    while len(given) < 1 + len(run_ids):
+        runs = await hinted.next()
+        now_us = monotonic_us()
+        assert all(due_us[run_ids.index(run.run_id)] <= now_us for run in runs if run.run_id != overdue)
+        given += [run.run_id for run in runs]
+    assert given == [overdue, run_ids[1], run_ids[3], run_ids[2], run_ids[0]]
+
+
+async def test_what_is_due_by_a_clock_that_is_not_known_is_given_at_once(hinted: Hinted) -> None:
+    run_id = new_id()
+    hinted.send(encode(run_ids=[run_id.bytes], partition=UNKNOWN, due_us=monotonic_us() + 900_000))
+    sent_us = monotonic_us()
+    assert await hinted.next() == [ReadyRun(run_id, 7, 0)]
+    assert monotonic_us() < sent_us + 900_000
+
+
+async def test_it_stops_at_once_whatever_it_keeps_back(hinted: Hinted) -> None:
+    hinted.send(encode(run_ids=[new_id().bytes], due_us=monotonic_us() + 900_000))
+    async with asyncio.timeout(6):
+        await hinted.hints.stop()
+    assert hinted.index.pop(QUEUE, 1) == []
 
 
 async def test_what_is_no_hint_is_counted_and_the_next_hint_works(hinted: Hinted) -> None:
@@ -99,7 +143,7 @@ async def test_hints_are_read_once_the_broker_answers(hinted: Hinted) -> None:
 
 async def test_without_a_broker_it_stops_when_asked(kafka_broker: KafkaBroker) -> None:
     assert kafka_broker
-    hints = ReadyHints("127.0.0.1:1", "ready", Codec(), ReadyIndex(), ApiMetrics())
+    hints = ReadyHints("127.0.0.1:1", "ready", Codec(), ReadyIndex(), ApiMetrics(), lambda _, due_us: due_us)
     hints.start()
     async with asyncio.timeout(6):
         await hints.stop()

@@ -14,7 +14,15 @@ from fencepostd.schema_registry import SchemaRegistry
 from schemas.codec import BUILT_IN_IDS, Codec
 from schemas.errors import KafkaUnavailable, Undecodable
 
-HINTS = {"tenant": "acme", "queue": "mail", "lane": "high", "partition": 3, "epoch": 7, "runIds": b"x" * 16}
+HINTS = {
+    "tenant": "acme",
+    "queue": "mail",
+    "lane": "high",
+    "partition": 3,
+    "epoch": 7,
+    "runIds": b"x" * 16,
+    "dueAt": None,
+}
 FIRST_ID = 501
 
 

@@ -15,18 +15,35 @@ delays = st.integers(0, 50_000)
 
 
 def offset_us(clock: LedgerClock) -> int:
-    return clock._offset_us
+    assert clock._best is not None
+    return clock._best[1]
 
 
-@given(st.integers(-(10**9), 10**9), st.lists(st.tuples(delays, delays), min_size=1, max_size=20))
+@given(st.integers(-(10**9), 10**9), st.lists(st.tuples(delays, delays), min_size=1, max_size=40))
 def test_the_estimate_is_never_ahead_and_late_by_the_shortest_round_trip_at_most(
     truth_us: int, trips: list[tuple[int, int]]
 ) -> None:
     clock = LedgerClock()
     for there_us, back_us in trips:
         clock.learn(there_us + back_us, truth_us - back_us)
-    shortest_us = min(there + back for there, back in trips[-8:])
+    shortest_us = min(there + back for there, back in trips[-24:])
     assert truth_us - shortest_us <= offset_us(clock) <= truth_us
+
+
+@given(st.integers(-(10**9), 10**9), st.lists(st.tuples(delays, delays), min_size=1, max_size=20), delays)
+def test_an_instant_of_the_ledger_s_has_come_when_our_clock_says_so(
+    truth_us: int, trips: list[tuple[int, int]], instant_us: int
+) -> None:
+    clock = LedgerClock()
+    for there_us, back_us in trips:
+        clock.learn(there_us + back_us, truth_us - back_us)
+    local_us = clock.locally_us(instant_us)
+    assert local_us is not None
+    assert local_us + truth_us >= instant_us
+
+
+def test_without_a_sample_no_instant_is_known() -> None:
+    assert LedgerClock().locally_us(1_000_000) is None
 
 
 def test_a_ledger_whose_clock_was_put_back_is_believed_at_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from schemas.codec import AVRO_FOLDER, BUILT_IN_IDS, NAMESPACE, BuiltInRegistry, Codec, reader_schema
+from schemas.codec import ARCHIVED_IDS, AVRO_FOLDER, BUILT_IN_IDS, NAMESPACE, BuiltInRegistry, Codec, reader_schema
 from schemas.errors import Undecodable
 from tests.schemas.avro_records import records
 
-HINTS = {"tenant": "t", "queue": "q", "lane": "low", "partition": 1, "epoch": 2, "runIds": b"\x01" * 16}
-HINTS_WIRE = bytes([0, 0, 0, 0, 11, 2, ord("t"), 2, ord("q"), 4, 2, 4, 32, *[1] * 16])
+HINTS = {"tenant": "t", "queue": "q", "lane": "low", "partition": 1, "epoch": 2, "runIds": b"\x01" * 16, "dueAt": None}
+HINTS_WIRE = bytes([0, 0, 0, 0, 14, 2, ord("t"), 2, ord("q"), 4, 2, 4, 32, *[1] * 16, 0])
 
 
 def test_the_wire_bytes_are_a_zero_the_id_and_the_avro_body() -> None:
@@ -38,10 +39,34 @@ def test_the_built_in_ids_are_never_renumbered() -> None:
         "ReplayRun": 8,
         "CommandBatch": 9,
         "RejectedCommand": 10,
-        "ReadyHints": 11,
         "RunEvents": 12,
         "BackfillJob": 13,
+        "ReadyHints": 14,
     }
+    assert ARCHIVED_IDS == {11: "ReadyHints"}
+    assert ARCHIVED_IDS.keys().isdisjoint(BUILT_IN_IDS.values())
+
+
+def test_hints_of_builds_that_told_no_due_time_are_read() -> None:
+    old = HINTS_WIRE[:4] + b"\x0b" + HINTS_WIRE[5:-1]
+    assert Codec().decode(old) == ("ReadyHints", HINTS)
+    assert Codec().body_of("ReadyHints", old) is None
+
+
+@pytest.mark.parametrize(("schema_id", "name"), ARCHIVED_IDS.items())
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_what_was_written_with_an_archived_schema_is_read_and_the_other_way_round(
+    schema_id: int, name: str, data: st.DataObject
+) -> None:
+    _, archived = BuiltInRegistry().writer_schema(schema_id)
+    record = data.draw(records(archived))
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, archived, record)
+    _, read = Codec().decode(struct.pack(">bI", 0, schema_id) + out.getvalue())
+    assert read.items() >= record.items()
+    body = io.BytesIO(Codec().encode(name, read)[5:])
+    assert fastavro.schemaless_reader(body, reader_schema(name), archived) == record
 
 
 @pytest.mark.parametrize("name", BUILT_IN_IDS)
@@ -132,11 +157,11 @@ def test_a_record_that_is_cut_off_anywhere_is_undecodable(name: str, data: st.Da
         Codec().decode(wire[: data.draw(st.integers(0, len(wire) - 1))])
 
 
-@given(st.sampled_from(sorted(BUILT_IN_IDS.values())), st.binary(max_size=200))
+@given(st.sampled_from([*BUILT_IN_IDS.values(), *ARCHIVED_IDS]), st.binary(max_size=200))
 def test_any_bytes_are_a_record_or_undecodable(schema_id: int, body: bytes) -> None:
     with suppress(Undecodable):
         name, _ = Codec().decode(struct.pack(">bI", 0, schema_id) + body)
-        assert BUILT_IN_IDS[name] == schema_id
+        assert name == ARCHIVED_IDS.get(schema_id) or BUILT_IN_IDS[name] == schema_id
 
 
 class CountingRegistry(BuiltInRegistry):
@@ -160,7 +185,7 @@ def test_the_registry_is_asked_once_for_a_schema() -> None:
     codec = Codec(registry)
     for _ in range(3):
         codec.decode(codec.encode("ReadyHints", HINTS))
-    assert registry.calls == ["ReadyHints", 11]
+    assert registry.calls == ["ReadyHints", 14]
 
 
 def test_an_id_that_the_registry_did_not_know_is_asked_for_again() -> None:

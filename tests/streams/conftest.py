@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -36,8 +37,14 @@ class HintLog(ReadyHints):
     def __init__(self) -> None:
         self.sent: list[tuple[int, UUID]] = []  # (epoch, run id)
 
-    def send(self, fence: Fence, run_ids: Mapping[Waiting, list[bytes]]) -> None:
-        self.sent += [(fence.epoch, UUID(bytes=run_id)) for ids in run_ids.values() for run_id in ids]
+    def send(
+        self,
+        fence: Fence,
+        due: Mapping[Waiting, Sequence[bytes]],
+        soon: Mapping[Waiting, Sequence[tuple[int, bytes]]] = {},
+    ) -> None:
+        run_ids = [*chain.from_iterable(due.values()), *(run_id for _, run_id in chain.from_iterable(soon.values()))]
+        self.sent += [(fence.epoch, UUID(bytes=run_id)) for run_id in run_ids]
 
     def runs(self) -> list[UUID]:
         return [run_id for _, run_id in self.sent]

@@ -287,12 +287,33 @@ def test_runs_may_be_hinted_ahead_but_neither_gated_ones_nor_decisions_come_befo
     ahead_us = 500
     plain, gated = overdue(memory, 1, START_US), overdue(memory, 2, START_US, gated=True)
     memory.load(START_US - ahead_us)
-    assert memory.pop_due(START_US - ahead_us - 1, ahead_us).runs == {}
+    assert memory.pop_due(START_US - ahead_us - 1, ahead_us).soon == {}
     fired = memory.pop_due(START_US - ahead_us, ahead_us)
-    assert (fired.runs, fired.gated, fired.jobs) == ({MAIL: [plain.bytes]}, [], [])
+    assert (fired.runs, fired.soon, fired.gated, fired.jobs) == ({}, {MAIL: [(START_US, plain.bytes)]}, [], [])
     fired = memory.pop_due(START_US, ahead_us)
-    assert (fired.runs, fired.gated) == ({}, [gated.bytes])
+    assert (fired.runs, fired.soon, fired.gated) == ({}, {}, [gated.bytes])
     assert sorted(fired.jobs) == [job_id(1).bytes, job_id(2).bytes]
+
+
+def test_a_gated_run_that_is_due_in_a_moment_wakes_nobody_before_its_time(memory: PartitionMemory) -> None:
+    ahead_us = 10_000
+    memory.fold([scheduled(uuid4(), 1, START_US)._replace(gated=True)])
+    memory.load(START_US - ahead_us)
+    assert memory.pop_due(START_US - ahead_us, ahead_us).gated == []
+    assert memory.next_due_us(ahead_us) == START_US
+    assert memory.timers() == 1
+
+
+def test_a_gated_run_that_is_moved_just_before_its_time_is_not_asked_about(memory: PartitionMemory) -> None:
+    ahead_us, later_us = 10_000, START_US + LOAD_STEP_US
+    moved, cancelled, forgotten = uuid4(), uuid4(), uuid4()
+    memory.fold([scheduled(run_id, 1, START_US)._replace(gated=True) for run_id in (moved, cancelled, forgotten)])
+    memory.load(START_US - ahead_us)
+    memory.pop_due(START_US - ahead_us, ahead_us)
+    memory.fold([scheduled(moved, 2, later_us)._replace(gated=True), gone(cancelled, 2)])
+    memory.forget_run(forgotten.bytes)
+    assert memory.pop_due(START_US, ahead_us).gated == []
+    assert memory.pop_due(later_us, ahead_us).gated == [moved.bytes]
 
 
 def test_what_is_hinted_ahead_is_looked_for_ahead(memory: PartitionMemory) -> None:
