@@ -22,8 +22,7 @@ from api.ready_poll import ReadyPoll
 from ledger.connection import Pool
 from ledger.fence import api_transaction
 from ledger.group_commit import Pending, ShardCommits
-from ledger.lease_requests import remember_leases
-from ledger.leases import HeldLease, LeaseAsk, LeasedRun, lease_runs, release_runs
+from ledger.leases import HeldLease, LeaseAsk, LeasedRun, lease_at_once, release_runs
 from ledger.shards import Shards
 from schemas import http
 from schemas.commands import LANES
@@ -57,7 +56,6 @@ class Claim:
     """Runs of one shard that one lease call wants leased."""
 
     asks: Sequence[LeaseAsk]
-    remember_as: UUID | None
 
     def row_ids(self) -> Sequence[UUID]:
         return [ask.run_id for ask in self.asks]
@@ -134,8 +132,8 @@ class Claims:
 
     def _submit_part(self, asked: Asked, shard: int, popped: Popped) -> _Part:
         worker_id, visibility_s = asked.body.worker_id, asked.body.visibility_seconds
-        asks = [LeaseAsk(run.run_id, run.epoch, worker_id, visibility_s) for run in _runs(popped)]
-        return _Part(shard, popped, self._commits.of(shard).submit(Claim(asks, asked.remember_as)))
+        asks = [LeaseAsk(run.run_id, run.epoch, worker_id, visibility_s, asked.remember_as) for run in _runs(popped)]
+        return _Part(shard, popped, self._commits.of(shard).submit(Claim(asks)))
 
     def _settle_all(self, parts: Sequence[_Part]) -> dict[UUID, LeasedRun]:
         """The leases of parts that have answered. Raises a shard's error only when there is no other to get runs of."""
@@ -209,15 +207,8 @@ class Claims:
         self._metrics.leases_given_back.inc(len(leased))
 
     async def _lease(self, pool: Pool, claims: Sequence[Claim]) -> Mapping[UUID, LeasedRun]:
-        """One transaction: the leases, and for each request id what it got."""
-        asks = [ask for claim in claims for ask in claim.asks]
-        async with api_transaction(pool, [ask.run_id for ask in asks]) as conn:
-            leased = {run.run_id: run for run in await lease_runs(conn, asks)}
-            for claim in claims:
-                own = [leased[ask.run_id] for ask in claim.asks if ask.run_id in leased]
-                if claim.remember_as is not None and own:
-                    await remember_leases(conn, claim.remember_as, own)
-        return leased
+        leased = await lease_at_once(pool, [ask for claim in claims for ask in claim.asks])
+        return {run.run_id: run for run in leased}
 
     def _count(self, popped: Sequence[ReadyRun], leased: Sequence[LeasedRun]) -> None:
         """Of one shard: the leases began at one instant of its clock."""

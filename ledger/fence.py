@@ -99,7 +99,8 @@ FENCE_PARTITIONS = "SELECT fence_partitions(%s::int[])"
 async def api_transaction(pool: Pool, run_ids: Iterable[UUID]) -> AsyncIterator[Connection]:
     """A transaction in which the epochs of these runs' partitions stand still.
 
-    Begin, fence and the caller's first statement travel together: two round trips a transaction.
+    Begin, fence and the caller's first statement travel together: two round trips a transaction, or one, when the
+    caller waits for no answer before it leaves.
     Raises EpochLost when a partition is not on this shard, LedgerUnavailable.
     """
     partitions = sorted({partition_of_run(run_id) for run_id in run_ids})

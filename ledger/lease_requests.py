@@ -1,25 +1,15 @@
-"""Lease calls that carry a request id: their repetition gets the same runs again instead of leaking a lease."""
+"""Lease calls that carry a request id: their repetition gets the same runs again instead of leaking a lease.
+
+What a call gets is noted by the statement that leases it (ledger/leases.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
 from ledger.connection import Connection
 from ledger.leases import LEASE_LEFT_S, LeasedRun
-
-# A request id that is there already belongs to a call whose leases are gone, or its repetition would have got them.
-REMEMBER_LEASES = """
-INSERT INTO lease_requests (request_id, run_ids, lease_tokens) VALUES (%s, %s, %s)
-ON CONFLICT (request_id) DO UPDATE SET run_ids = excluded.run_ids, lease_tokens = excluded.lease_tokens, at = now()
-"""
-
-
-async def remember_leases(conn: Connection, request_id: UUID, runs: Sequence[LeasedRun]) -> None:
-    """Note what a lease call got, in the transaction that leased it, so that its repetition gets the same."""
-    await conn.execute(REMEMBER_LEASES, (request_id, [run.run_id for run in runs], [run.lease_token for run in runs]))
-
 
 RECALL_LEASES = f"""
 SELECT r.run_id, r.job_id, r.attempt, r.lease_token, r.lease_expires_at, r.scheduled_for, r.due_at, r.queue,

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
+from psycopg import AsyncCursor
 from psycopg.rows import TupleRow
 
-from ledger.connection import Connection
-from ledger.fence import hold_job_states
+from ledger.connection import Connection, Pool
+from ledger.fence import api_transaction, hold_job_states
 from ledger.outbox import emit
 from ledger.pauses import NOT_PAUSED
 from ledger.returns import ENDED_RUN, JOB_OF_RUN, TAKE_BACK, fate
 from ledger.slots import take_slots
+from schemas.errors import FencepostError
+
+log = logging.getLogger(__name__)
 
 
 class LeaseAsk(NamedTuple):
-    """A run that a worker may have if it is still pending, due, and hinted by the partition's current epoch."""
+    """A run that a worker may have if it is still pending, due, and hinted by the partition's current epoch.
+
+    request_id: of the lease call, whose repetition gets the same runs (ledger/lease_requests.py); None: it has none.
+    """
 
     run_id: UUID
     epoch: int
     worker_id: str
     visibility_s: float
+    request_id: UUID | None = None
 
 
 class LeasedRun(NamedTuple):
@@ -47,8 +56,8 @@ _FROM_HERE = "coalesce(%(now)s::timestamptz, statement_timestamp())"
 LEASE_LEFT_S = f"extract(epoch FROM r.lease_expires_at - {_FROM_HERE})::float8"
 
 _ASKED = """
-    unnest(%(run_ids)b::uuid[], %(epochs)b::bigint[], %(worker_ids)b::text[], %(visibility_s)b::float8[])
-        AS ask (run_id, epoch, worker_id, visibility_s)
+    unnest(%(run_ids)b::uuid[], %(epochs)b::bigint[], %(worker_ids)b::text[], %(visibility_s)b::float8[],
+           %(request_ids)b::uuid[]) AS ask (run_id, epoch, worker_id, visibility_s, request_id)
 """
 
 
@@ -74,7 +83,8 @@ _TAKE = f"""
 """
 _LEASED = """
     r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version, r.attempt, r.lease_token, r.lease_expires_at,
-    r.scheduled_for, r.due_at, r.worker_id, r.payload, least(ask.visibility_s, r.timeout_s) AS lease_s
+    r.scheduled_for, r.due_at, r.worker_id, r.payload, least(ask.visibility_s, r.timeout_s) AS lease_s,
+    ask.request_id
 """
 
 _LEASE_EVENT = emit(
@@ -87,6 +97,15 @@ _LEASE_EVENT = emit(
     lease_expires_at="lease_expires_at",
     worker_ids="worker_id",
 )
+# A call may get gated runs by a second statement. What else is there under its id is gone: its repetition would have
+# got it instead of leasing.
+_REMEMBER = """
+    INSERT INTO lease_requests (request_id, run_ids, lease_tokens)
+    SELECT request_id, array_agg(run_id ORDER BY due_at), array_agg(lease_token ORDER BY due_at) FROM leased
+    WHERE request_id IS NOT NULL GROUP BY request_id
+    ON CONFLICT (request_id) DO UPDATE SET run_ids = lease_requests.run_ids || excluded.run_ids,
+        lease_tokens = lease_requests.lease_tokens || excluded.lease_tokens, at = now()
+"""
 _ANSWER = f"SELECT {', '.join(LeasedRun._fields)} FROM leased"
 
 LEASE_RUNS = f"""
@@ -94,7 +113,7 @@ WITH leased AS (
     UPDATE runs r {_TAKE} FROM {_ASKED}, partitions p
     WHERE {_leasable("= 0")}
     RETURNING {_LEASED}
-), event AS ({_LEASE_EVENT})
+), event AS ({_LEASE_EVENT}), remembered AS ({_REMEMBER})
 {_ANSWER}
 """
 
@@ -104,7 +123,7 @@ WITH {take_slots(_ASKED, _leasable("<> 0"))}, leased AS (
     UPDATE runs r {_TAKE} FROM {_ASKED}, partitions p
     WHERE r.run_id = ask.run_id AND p.partition = r.partition AND (ask.run_id IN (SELECT run_id FROM slots)) IS TRUE
     RETURNING {_LEASED}
-), event AS ({_LEASE_EVENT})
+), event AS ({_LEASE_EVENT}), remembered AS ({_REMEMBER})
 {_ANSWER}
 """
 
@@ -116,25 +135,59 @@ async def lease_runs(conn: Connection, asks: Sequence[LeaseAsk], *, now: datetim
     not due yet, too late to start, of a paused queue, gated while another run of its job is leased, or was hinted by an
     owner who lost its partition. Locks only these rows, in the order of their ids, and then slots of their jobs.
     """
-    asks = sorted(asks, key=lambda ask: ask.run_id.int)  # UUID's own comparison runs in Python
-    leased = await _lease(conn, LEASE_RUNS, asks, now)
-    if len(leased) < len(asks):
-        taken = {run.run_id for run in leased}
-        leased += await _lease(conn, LEASE_GATED_RUNS, [ask for ask in asks if ask.run_id not in taken], now)
+    leased = await _leased(await _send(conn, LEASE_RUNS, asks, now))
+    if left := _left(asks, leased):
+        leased += await _leased(await _send(conn, LEASE_GATED_RUNS, left, now))
     return leased
 
 
-async def _lease(conn: Connection, statement: str, asks: Sequence[LeaseAsk], now: datetime | None) -> list[LeasedRun]:
-    cursor = await conn.execute(
+async def lease_at_once(pool: Pool, asks: Sequence[LeaseAsk]) -> list[LeasedRun]:
+    """The same in transactions of its own, whose begin, fence, lease and commit travel together: one round trip.
+
+    Gated runs have another one to themselves. Raises EpochLost, LedgerUnavailable: then nothing is known to be leased.
+    """
+    leased = await _lease_at_once(pool, LEASE_RUNS, asks)
+    if left := _left(asks, leased):
+        try:
+            leased += await _lease_at_once(pool, LEASE_GATED_RUNS, left)
+        except FencepostError as error:
+            if not leased:
+                raise
+            log.warning("%d runs were leased, and gated ones beside them were not: %s", len(leased), error)
+    return leased
+
+
+async def _lease_at_once(pool: Pool, statement: str, asks: Sequence[LeaseAsk]) -> list[LeasedRun]:
+    async with api_transaction(pool, [ask.run_id for ask in asks]) as conn:
+        cursor = await _send(conn, statement, asks)
+    return await _leased(cursor)  # only now: to wait for the answer within would keep the commit waiting
+
+
+def _left(asks: Sequence[LeaseAsk], leased: Sequence[LeasedRun]) -> Sequence[LeaseAsk]:
+    if len(leased) == len(asks):
+        return []
+    taken = {run.run_id for run in leased}
+    return [ask for ask in asks if ask.run_id not in taken]
+
+
+async def _send(
+    conn: Connection, statement: str, asks: Sequence[LeaseAsk], now: datetime | None = None
+) -> AsyncCursor[TupleRow]:
+    asks = sorted(asks, key=lambda ask: ask.run_id.int)  # UUID's own comparison runs in Python
+    return await conn.execute(
         statement,
         {
             "run_ids": [ask.run_id for ask in asks],
             "epochs": [ask.epoch for ask in asks],
             "worker_ids": [ask.worker_id for ask in asks],
             "visibility_s": [ask.visibility_s for ask in asks],
+            "request_ids": [ask.request_id for ask in asks],
             "now": now,
         },
     )
+
+
+async def _leased(cursor: AsyncCursor[TupleRow]) -> list[LeasedRun]:
     return [LeasedRun(*row) for row in await cursor.fetchall()]
 
 

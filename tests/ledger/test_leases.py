@@ -8,21 +8,27 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 
 from ledger.completions import Completion, Failure
 from ledger.connection import Pool, session
 from ledger.fence import api_transaction, take_over
-from ledger.lease_requests import forget_lease_requests, recall_leases, remember_leases
+from ledger.jobs import Policies
+from ledger.lease_requests import forget_lease_requests, recall_leases
 from ledger.leases import (
     Beat,
     ExtendedLease,
     HeldLease,
     LeasedRun,
     extend_leases,
+    lease_at_once,
     lease_runs,
 )
+from schemas.errors import EpochLost
+from schemas.ids import run_id_for
 from tests.ledger.owned_partition import NOW, OwnedPartition, ids, later, names
+from tests.ledger_fixtures import PARTITIONS
 
 
 async def beat(owned: OwnedPartition, *beats: Beat, now: datetime = NOW) -> list[ExtendedLease]:
@@ -265,13 +271,14 @@ async def test_a_repeated_request_id_gets_the_same_runs(ledger_pool: Pool, owned
         assert sorted(as_leased(await recall_leases(conn, request_id))) == sorted(leased)
 
 
-async def lease_and_remember(owned: OwnedPartition, count: int) -> tuple[list[LeasedRun], UUID]:
+async def lease_and_remember(
+    owned: OwnedPartition, count: int, request_id: UUID | None = None
+) -> tuple[list[LeasedRun], UUID]:
     """Leases by the ledger's own clock, which recalling goes by."""
     run_ids = await owned.runs(count, due_at=datetime.now(UTC) - timedelta(seconds=1))
-    request_id = uuid4()
+    request_id = request_id or uuid4()
     async with api_transaction(owned.pool, run_ids) as conn:
-        leased = await lease_runs(conn, [owned.ask(run_id) for run_id in run_ids])
-        await remember_leases(conn, request_id, leased)
+        leased = await lease_runs(conn, [owned.ask(run_id, request_id=request_id) for run_id in run_ids])
     return leased, request_id
 
 
@@ -291,6 +298,49 @@ async def test_a_repeated_request_id_does_not_get_what_was_ended_or_leased_again
         assert as_leased(await recall_leases(conn, request_id)) == [kept]
 
 
+async def test_gated_runs_and_others_are_leased_at_once_and_remembered_together(owned: OwnedPartition) -> None:
+    due_at, request_id = datetime.now(UTC) - timedelta(seconds=1), uuid4()
+    plain = await owned.runs(2, due_at=due_at)
+    gated = await owned.runs(2, due_at=due_at, policies=Policies(overlap=1))
+    asks = [owned.ask(run_id, request_id=request_id) for run_id in (*plain, *gated)]
+    leased = await lease_at_once(owned.pool, asks)
+    assert sorted(run.run_id for run in leased) == sorted([*plain, *gated])
+    async with session(owned.pool) as conn:
+        assert sorted(as_leased(await recall_leases(conn, request_id))) == sorted(leased)
+    assert await lease_at_once(owned.pool, asks) == []
+
+
+async def test_calls_that_are_leased_in_one_statement_are_remembered_apart(owned: OwnedPartition) -> None:
+    run_ids = await owned.runs(3, due_at=datetime.now(UTC) - timedelta(seconds=1))
+    first, second = uuid4(), uuid4()
+    asks = [owned.ask(run_id, request_id=each) for run_id, each in zip(run_ids, (first, second, None), strict=True)]
+    assert len(await lease_at_once(owned.pool, asks)) == 3
+    async with session(owned.pool) as conn:
+        for run_id, request_id in zip(run_ids, (first, second), strict=False):
+            assert [run.run_id for run in await recall_leases(conn, request_id)] == [run_id]
+
+
+async def test_what_is_not_due_is_not_leased_at_once_either(owned: OwnedPartition) -> None:
+    [run_id] = await owned.runs(1, due_at=datetime.now(UTC) + timedelta(seconds=60))
+    assert await lease_at_once(owned.pool, [owned.ask(run_id, request_id=uuid4())]) == []
+    assert await owned.state_of(run_id) == "pending"
+
+
+async def test_a_lease_at_once_that_fails_writes_nothing_and_the_pool_goes_on(owned: OwnedPartition) -> None:
+    run_ids = await owned.runs(2, due_at=datetime.now(UTC) - timedelta(seconds=1))
+    good, bad = owned.ask(run_ids[0]), owned.ask(run_ids[1], worker_id="no \0 text")
+    with pytest.raises(psycopg.DataError):
+        await lease_at_once(owned.pool, [good, bad])
+    stray = run_id_for(uuid4(), NOW, PARTITIONS + 1)
+    with pytest.raises(EpochLost):
+        await lease_at_once(owned.pool, [good, owned.ask(stray)])
+    endless = owned.ask(run_ids[1], visibility_s=1e300)  # the ledger finds out, after the commit was sent
+    with pytest.raises(psycopg.DataError):
+        await lease_at_once(owned.pool, [good, endless])
+    assert [await owned.state_of(run_id) for run_id in run_ids] == ["pending"] * 2
+    assert [run.run_id for run in await lease_at_once(owned.pool, [good])] == [good.run_id]
+
+
 async def test_an_unknown_request_id_recalls_nothing(ledger_pool: Pool) -> None:
     async with session(ledger_pool) as conn:
         assert await recall_leases(conn, uuid4()) == []
@@ -299,9 +349,7 @@ async def test_an_unknown_request_id_recalls_nothing(ledger_pool: Pool) -> None:
 async def test_a_request_id_whose_leases_are_gone_is_remembered_anew(owned: OwnedPartition) -> None:
     [first], request_id = await lease_and_remember(owned, count=1)
     await owned.complete(Completion(first.run_id, first.lease_token), now=datetime.now(UTC))
-    [second], _ = await lease_and_remember(owned, count=1)
-    async with api_transaction(owned.pool, [second.run_id]) as conn:
-        await remember_leases(conn, request_id, [second])
+    [second], _ = await lease_and_remember(owned, 1, request_id)
     async with session(owned.pool) as conn:
         assert as_leased(await recall_leases(conn, request_id)) == [second]
 
