@@ -62,6 +62,9 @@ class ApiSettings:
 
     history_url: None when there is no history service.
     applied_within_s: how long a caller waits to see the effect of a command before the answer is 202.
+    history_catches_up_s: how long an answer waits for the history to hear of what has just happened.
+    look_every_s: how often a queue that is waited on is looked at for what no hint told, drawn from this range.
+    idle_s: how long the threads that hear of Kafka wait for nothing at a time; a stop may take as long.
     """
 
     bootstrap: str
@@ -71,23 +74,29 @@ class ApiSettings:
     history_url: str | None = None
     kafka_config: Mapping[str, Any] | None = None
     applied_within_s: float = APPLIED_WITHIN_S
+    history_catches_up_s: float = 2.0
+    look_every_s: tuple[float, float] = (1.0, 2.0)
+    idle_s: float = 0.5
 
 
 class Api:
     """Everything behind the routes, for one ledger. Belongs to one event loop; `running` brings it to life."""
 
     def __init__(self, shards: Shards, settings: ApiSettings) -> None:
-        bootstrap, codec, kafka = settings.bootstrap, settings.codec, settings.kafka_config
+        bootstrap, codec, kafka, idle_s = settings.bootstrap, settings.codec, settings.kafka_config, settings.idle_s
         self._shards = shards
         self.metrics = ApiMetrics()
         self.index = ReadyIndex(on_drop=self._dropped)
         self.clocks = {number: LedgerClock() for number in shards.pools}
         self.hints = ReadyHints(
-            bootstrap, settings.ready_topic, codec, self.index, self.metrics, self._locally_us, kafka_config=kafka
+            bootstrap, settings.ready_topic, codec, self.index, self.metrics, self._locally_us,
+            kafka_config=kafka, idle_s=idle_s,
+        )  # fmt: skip
+        self.poll = ReadyPoll(
+            shards, self.index, self.metrics, interval_s=settings.look_every_s, are_hints_read=self.hints.are_read
         )
-        self.poll = ReadyPoll(shards, self.index, self.metrics, are_hints_read=self.hints.are_read)
-        self.history = HistoryClient(settings.history_url)
-        self.producer = CommandProducer(bootstrap, settings.commands_topic, codec, kafka_config=kafka)
+        self.history = HistoryClient(settings.history_url, settings.history_catches_up_s)
+        self.producer = CommandProducer(bootstrap, settings.commands_topic, codec, idle_s=idle_s, kafka_config=kafka)
         self.command_outcomes = {number: CommandOutcomes(pool) for number, pool in shards.pools.items()}
         self.authenticator = Authenticator(shards.home)
         self.leases = Leases(shards, self.index, self.poll, self.metrics)

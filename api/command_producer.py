@@ -16,11 +16,12 @@ from schemas.errors import KafkaUnavailable
 
 log = logging.getLogger(__name__)
 
-ACKS_POLL_S = 0.5  # an ack wakes it; this is how long a stop may take
-
 
 class CommandProducer:
-    """Writes single commands, keyed by job id, with the Java client's partitioner. Belongs to one event loop."""
+    """Writes single commands, keyed by job id, with the Java client's partitioner. Belongs to one event loop.
+
+    idle_s: how long its thread waits for an ack at a time; a stop may take as long.
+    """
 
     def __init__(
         self,
@@ -28,10 +29,12 @@ class CommandProducer:
         topic: str,
         codec: Codec,
         *,
+        idle_s: float,
         ack_within_s: float = 3.0,
         kafka_config: Mapping[str, Any] | None = None,
     ) -> None:
         self._topic, self._codec, self._ack_within_s = topic, codec, ack_within_s
+        self._idle_s = idle_s
         self._producer = Producer(
             {
                 "bootstrap.servers": bootstrap,
@@ -88,7 +91,7 @@ class CommandProducer:
 
     def _serve_acks(self) -> None:
         while not self._stopping.is_set():
-            self._producer.poll(ACKS_POLL_S)
+            self._producer.poll(self._idle_s)
 
 
 def _settle(acked: asyncio.Future[None], error: KafkaError | None) -> None:

@@ -24,7 +24,6 @@ from ledger.shards import Shards
 from ledger.tokens import Identity
 from schemas import http
 
-HISTORY_CATCHES_UP_S = 2.0
 ASK_AGAIN_S = 0.1
 SIDE_BY_SIDE = 8
 _ENDED = frozenset({"completed", "dead", "cancelled", "skipped"})
@@ -54,6 +53,10 @@ class EndedAttempts:
         self._shards = shards
         self._history = history
         self._turns = asyncio.Semaphore(SIDE_BY_SIDE)
+
+    def deadline(self) -> float:
+        """The `until` of calls that begin now."""
+        return self._history.deadline()
 
     async def completed(self, identity: Identity, ask: Completion, until: float) -> UUID:
         """Return when the run was completed under this token before.

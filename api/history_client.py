@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
@@ -128,10 +129,18 @@ class QueryReply(Struct):
 
 
 class HistoryClient:
-    """url: None when there is no history service; then it is away."""
+    """url: None when there is no history service; then it is away.
 
-    def __init__(self, url: str | None) -> None:
+    catches_up_s: how long an answer may wait for the history to hear of what has just happened.
+    """
+
+    def __init__(self, url: str | None, catches_up_s: float) -> None:
+        self.catches_up_s = catches_up_s
         self._http = httpx.AsyncClient(base_url=url, timeout=RUN_TIMEOUT_S, trust_env=False) if url else None
+
+    def deadline(self) -> float:
+        """On the monotonic clock: until when what has just happened may be missing."""
+        return time.monotonic() + self.catches_up_s
 
     async def run(self, run_id: UUID) -> KnownRun | None:
         """What the history knows of a run; None when it has not heard of it. Raises HistoryAway."""

@@ -7,7 +7,6 @@ lease is not there takes the miss path of ended_attempts.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -15,7 +14,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from api.ended_attempts import HISTORY_CATCHES_UP_S, EndedAttempts
+from api.ended_attempts import EndedAttempts
 from api.endpoints import Call
 from api.metrics import ApiMetrics
 from api.outcome_kinds import Ask, Kind, caller_of
@@ -64,7 +63,7 @@ class Outcomes(Generic[A, R]):
         shard = self._shards.number_of(partition_of_run(run_id))
         came = (await self._commits.of(shard).write(Asks([ask]))).get(run_id)
         if came is None:
-            came = await self._kind.explain_miss(self._ends, call.identity, ask, _history_deadline())
+            came = await self._kind.explain_miss(self._ends, call.identity, ask, self._ends.deadline())
         return self._kind.single(came)
 
     async def batch(self, call: Call[Any]) -> http.BatchAnswer:
@@ -125,7 +124,7 @@ class Outcomes(Generic[A, R]):
             return await self._kind.write(conn, asks)
 
     async def _explain_misses(self, identity: Identity, misses: Sequence[A]) -> dict[UUID, http.RunAnswer]:
-        until = _history_deadline()
+        until = self._ends.deadline()
         answers = await asyncio.gather(*(self._explain(identity, ask, until) for ask in misses))
         return {answer.run_id: answer for answer in answers}
 
@@ -138,10 +137,6 @@ class Outcomes(Generic[A, R]):
                 raise
             return _lost(ask.run_id, problem.detail, 503 if problem.status == 503 else 409)
         return self._kind.item(ask.run_id, came)
-
-
-def _history_deadline() -> float:
-    return time.monotonic() + HISTORY_CATCHES_UP_S
 
 
 def _lost(run_id: UUID, detail: str = "no such run", status: int = 409) -> http.RunAnswer:

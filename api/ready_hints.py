@@ -36,7 +36,6 @@ from schemas.errors import Undecodable
 log = logging.getLogger(__name__)
 
 _BATCH_RECORDS = 500
-_POLL_S = 0.5
 _POLL_STEP_S = 0.001  # the library counts a poll's time in whole milliseconds
 _PROBE_EVERY_S = 2.0
 _PROBE_TIMEOUT_S = 1.0
@@ -61,6 +60,7 @@ class ReadyHints:
 
     locally_us: when it will be an instant, by the clock of a partition's shard, on our own, `monotonic_us`; None while
     that is not known. The thread asks it.
+    idle_s: how long it waits for records at a time; a stop may take as long.
     """
 
     def __init__(
@@ -72,6 +72,8 @@ class ReadyHints:
         metrics: ApiMetrics,
         locally_us: Callable[[int, int], int | None],
         kafka_config: Mapping[str, Any] | None = None,
+        *,
+        idle_s: float,
     ) -> None:
         self._topic, self._codec, self._index, self._metrics = topic, codec, index, metrics
         self._locally_us = locally_us
@@ -87,6 +89,7 @@ class ReadyHints:
             "error_cb": self._failed,
             **(kafka_config or {}),
         }
+        self._idle_s = idle_s
         self._probe_at = self._read_until = 0.0
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -112,7 +115,7 @@ class ReadyHints:
         try:
             self._assign_all(consumer)
             while not self._stopping.is_set():
-                for hint in self._decode(_next_records(consumer, self._held.wait_us(monotonic_us()))):
+                for hint in self._decode(_next_records(consumer, self._wait_s())):
                     self._hold(hint)
                 if due := self._held.pop(monotonic_us()):
                     deliver(self._take_in, due)
@@ -122,6 +125,11 @@ class ReadyHints:
             log.info("the event loop is gone")  # of call_soon_threadsafe, while the process ends
         finally:
             consumer.close()
+
+    def _wait_s(self) -> float:
+        """For the next record: no longer than until what is held back is due."""
+        held_us = self._held.wait_us(monotonic_us())
+        return self._idle_s if held_us is None else min(self._idle_s, held_us / 1e6)
 
     def _assign_all(self, consumer: Consumer) -> None:
         """Read every partition of the topic from its end; waits for a broker and for the topic."""
@@ -197,13 +205,12 @@ class ReadyHints:
                 self._metrics.hint_lag_ms.observe(hint.lag_ms)
 
 
-def _next_records(consumer: Consumer, within_us: int | None) -> list[Message]:
+def _next_records(consumer: Consumer, within_s: float) -> list[Message]:
     """The first record that comes in time and all that came beside it: `consume` alone waits for a full batch."""
-    left_s = _POLL_S if within_us is None else min(_POLL_S, within_us / 1e6)
-    if left_s < _POLL_STEP_S:
-        time.sleep(left_s)  # to the point, which a poll is not
-        left_s = 0
-    first = consumer.poll(left_s)
+    if within_s < _POLL_STEP_S:
+        time.sleep(within_s)  # to the point, which a poll is not
+        within_s = 0
+    first = consumer.poll(within_s)
     return [] if first is None else [first, *consumer.consume(_BATCH_RECORDS, 0)]
 
 

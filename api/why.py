@@ -15,7 +15,7 @@ from uuid import UUID
 import msgspec
 
 from api.auth import require_queue
-from api.ended_attempts import ASK_AGAIN_S, HISTORY_CATCHES_UP_S
+from api.ended_attempts import ASK_AGAIN_S
 from api.endpoints import Call
 from api.history_client import HistoryClient, KnownEvent, KnownLease, KnownOccurrence
 from api.jobs import Jobs
@@ -55,7 +55,7 @@ class Why:
         """GET /v1/jobs/{id}/why?at=…"""
         job = await self._jobs.known(call)
         at = call.body.at.astimezone(UTC)
-        until = time.monotonic() + HISTORY_CATCHES_UP_S
+        until = self._history.deadline()
         while True:
             known = await self._history.occurrence(job.job_id, at)
             answer = await self._decision(call.identity, job, at, known)
@@ -107,7 +107,7 @@ class Why:
 
         An ended run whose events are between relay and history is nowhere: one of which nothing is known is waited for.
         """
-        until = time.monotonic() + HISTORY_CATCHES_UP_S
+        until = self._history.deadline()
         while True:
             async with session(self._shards.of_run(run_id)) as conn:
                 row = await read_run(conn, run_id)

@@ -61,6 +61,7 @@ class HistoryProjector:
         *,
         gather_s: float = GATHER_S,
         stream_gather_s: float = STREAM_GATHER_S,
+        idle_s: float = IDLE_S,
     ) -> None:
         self._store = store
         self._bootstrap = bootstrap
@@ -68,6 +69,7 @@ class HistoryProjector:
         self._rows = EventRows(codec, _FIELDS)
         self._gather_s = gather_s
         self._stream_gather_s = stream_gather_s
+        self._idle_s = idle_s
         self._lag: Mapping[int, int] = {}
         self._was_silent = True
 
@@ -129,7 +131,7 @@ class HistoryProjector:
         """What comes within the time to gather after a first record, or a full batch before that."""
         batches: list[Batch] = []
         events = 0
-        first = consumer.poll(IDLE_S)
+        first = consumer.poll(self._idle_s)
         began, least_s = time.monotonic(), ALONE_S if self._was_silent else self._gather_s
         self._was_silent = first is None
         messages = [] if first is None else [first]

@@ -28,7 +28,7 @@ from schemas.codec import Codec
 from schemas.errors import CommandRejected, HistoryBusy, QueryRejected
 from streams.embedded_server import EmbeddedServer
 from streams.history_explanations import HistoryExplanations
-from streams.history_projector import HistoryProjector
+from streams.history_projector import IDLE_S, HistoryProjector
 from streams.history_queries import HistoryQueries, json_ready
 from streams.history_store import HistoryStore, RunState
 from streams.topics import Topics
@@ -115,7 +115,8 @@ class HistoryService:
 class HistoryRole:
     """Runs the projector and the service over one DuckDB file, which no other process may have open.
 
-    port: 0 for a free one. `url` and `ready` tell where and when it answers.
+    port: 0 for a free one. `url` and `ready` tell where and when it answers. idle_s: what a stop may wait for the
+    projector, which is how long that waits for records at a time.
     """
 
     def __init__(
@@ -128,12 +129,13 @@ class HistoryRole:
         port: int,
         *,
         query_limit_s: float = 10.0,
+        idle_s: float = IDLE_S,
     ) -> None:
         self._bootstrap = bootstrap
         self._topics = topics
         self._codec = codec
         self._path = path
-        self._query_limit_s = query_limit_s
+        self._query_limit_s, self._idle_s = query_limit_s, idle_s
         self._socket = socket.create_server((host, port))
         self._host = host
         self.ready = asyncio.Event()
@@ -164,7 +166,8 @@ class HistoryRole:
         return None
 
     async def _run_on(self, store: HistoryStore, stop: asyncio.Event) -> None:
-        projector = HistoryProjector(store, self._bootstrap, self._topics.run_events, self._codec)
+        topic = self._topics.run_events
+        projector = HistoryProjector(store, self._bootstrap, topic, self._codec, idle_s=self._idle_s)
         queries = HistoryQueries(store, time_limit_s=self._query_limit_s)
         service = HistoryService(store, queries, projector)
         server = EmbeddedServer(service.app())

@@ -1,7 +1,8 @@
-"""A ledger of its own for each test: migrated once a session into a template, then copied."""
+"""An empty ledger for each test: one that a session's tests share, and copies of a template for who needs its own."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from ledger.shard_map import init_alone, init_shard, spread
 from ledger.shards import Shards
 
 PARTITIONS = 16
+IDLE_S = 0.02  # of threads that hear of Kafka: with the product's own half second each test's end would wait for them
 PATIENCE_S = 30.0  # of callers who wait for a command to be applied, which a busy machine may take its time over
 
 
@@ -87,12 +89,24 @@ async def two_ledgers(postgres_server: str, empty_ledger_dsn: str, another_ledge
     return [Database(postgres_server, dsn) for dsn in dsns]
 
 
-@pytest_asyncio.fixture
-async def ledger_dsn(empty_ledger_dsn: str) -> str:
-    """A ledger of this test alone, initialised with 16 partitions."""
-    async with await psycopg.AsyncConnection.connect(empty_ledger_dsn, autocommit=True) as conn:
+@pytest.fixture(scope="session")
+def shared_ledger(postgres_server: str, ledger_template: str) -> Iterator[str]:
+    """A ledger with 16 partitions for many tests: making one takes longer than most tests do."""
+    with fresh_ledger(postgres_server, ledger_template) as dsn:
+        asyncio.run(_init_alone(dsn))
+        yield dsn
+
+
+async def _init_alone(dsn: str) -> None:
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
         await init_alone(conn, PARTITIONS)
-    return empty_ledger_dsn
+
+
+@pytest.fixture
+def ledger_dsn(shared_ledger: str) -> str:
+    """A ledger with 16 partitions and nothing else. Only their epochs tell of those who owned them before."""
+    empty_ledger(shared_ledger)
+    return shared_ledger
 
 
 @pytest_asyncio.fixture
@@ -118,28 +132,11 @@ async def all_back(shards: Shards) -> None:
             pass
 
 
-@contextmanager
-def shared_ledger(server: str, template: str, name: str) -> Iterator[str]:
-    """A ledger for many tests, initialised with 16 partitions: making one takes longer than most tests do.
-
-    Whoever uses it empties it before each test, see `empty_ledger`.
-    """
-    dsn = make_conninfo(server, dbname=name)
-    _execute(server, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY wal_log")
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute("INSERT INTO settings VALUES ('partitions', %s), ('shard', '0')", (str(PARTITIONS),))
-        conn.execute("INSERT INTO partitions (partition) SELECT generate_series(0, %s - 1)", (PARTITIONS,))
-        conn.execute("INSERT INTO shards (shard) VALUES (0)")
-        conn.execute("INSERT INTO placements (partition, shard) SELECT partition, 0 FROM partitions")
-    yield dsn
-    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
-
-
 _LASTING = ("settings", "partitions", "shards", "placements", "schema_migrations")
 
 
 def empty_ledger(dsn: str) -> None:
-    """As it was after its initialisation, but for the epochs, which only grow."""
+    """As it was after its initialisation, but for the epochs."""
     with psycopg.connect(dsn) as conn:
         tables = conn.execute(
             "SELECT tablename::text FROM pg_tables WHERE schemaname = 'public' AND tablename <> ALL (%s)",
@@ -147,6 +144,7 @@ def empty_ledger(dsn: str) -> None:
         ).fetchall()
         for (table,) in tables:
             conn.execute(f"DELETE FROM {table}")  # names of ours, no input; TRUNCATE would be slower
+        conn.execute("DELETE FROM settings WHERE key NOT IN ('partitions', 'shard')")
         conn.execute(
             "UPDATE partitions SET owner = NULL, consumed_offset = 0, decided_through = now(), token_floor = 0"
         )

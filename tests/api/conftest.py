@@ -1,13 +1,13 @@
 """An API on a ledger and topics, and what stands in for the owners beside it.
 
-The tests of this folder share one database, emptied before each of them, and topics.
+The tests of this folder share topics.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -27,7 +27,7 @@ from streams.history_service import HistoryRole
 from streams.outbox_relay import OutboxRelay
 from streams.topics import Topics, create_topics
 from tests.api.owner import Owner
-from tests.ledger_fixtures import PARTITIONS, PATIENCE_S, empty_ledger, shared_ledger
+from tests.ledger_fixtures import IDLE_S, PARTITIONS, PATIENCE_S
 
 TENANT = "acme"
 
@@ -52,19 +52,6 @@ def new_topics(broker: KafkaBroker) -> Topics:
     return topics
 
 
-@pytest.fixture(scope="session")
-def shared_ledger_dsn(postgres_server: str, ledger_template: str) -> Iterator[str]:
-    with shared_ledger(postgres_server, ledger_template, "ledger_of_api_tests") as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def ledger_dsn(shared_ledger_dsn: str) -> str:
-    """In place of the database of its own that a test elsewhere has."""
-    empty_ledger(shared_ledger_dsn)
-    return shared_ledger_dsn
-
-
 @pytest.fixture
 def patience_s() -> float:
     """How long the API's callers wait for their commands; a test in which nobody applies them has less."""
@@ -79,6 +66,9 @@ def settings(kafka_broker: KafkaBroker, topics: Topics, patience_s: float) -> Ap
         ready_topic=topics.ready,
         codec=Codec(),
         applied_within_s=patience_s,
+        history_catches_up_s=PATIENCE_S,
+        look_every_s=(0.1, 0.2),
+        idle_s=IDLE_S,
     )
 
 
@@ -119,7 +109,9 @@ class Past:
 async def past(ledger_dsn: str, ledger_pool: Pool, kafka_broker: KafkaBroker, tmp_path: Path) -> AsyncIterator[Past]:
     topics, stop, stop_relay = Topics(f"past-{uuid4().hex[:8]}"), asyncio.Event(), asyncio.Event()
     create_topics(kafka_broker.bootstrap, topics, PARTITIONS)
-    role = HistoryRole(kafka_broker.bootstrap, topics, Codec(), tmp_path / "history.duckdb", "127.0.0.1", 0)
+    role = HistoryRole(
+        kafka_broker.bootstrap, topics, Codec(), tmp_path / "history.duckdb", "127.0.0.1", 0, idle_s=IDLE_S
+    )
     relay = OutboxRelay(ledger_dsn, kafka_broker.bootstrap, topics, Codec())
     remembering, relaying = asyncio.create_task(role.run(stop)), asyncio.create_task(relay.run(stop_relay))
     await role.ready.wait()
@@ -140,6 +132,16 @@ async def api(shards: Shards, settings: ApiSettings) -> AsyncIterator[Api]:
     api = Api(shards, settings)
     async with api.running():
         yield api
+
+
+@pytest.fixture
+def impatience(api: Api) -> Callable[[], None]:
+    """Call it where the history will never know."""
+
+    def begin() -> None:
+        api.history.catches_up_s = 0.2
+
+    return begin
 
 
 class Caller(NamedTuple):

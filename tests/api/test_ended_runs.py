@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -72,13 +73,14 @@ async def test_a_token_that_did_not_finish_the_run_has_lost_it(worker: Caller, o
 
 
 async def test_an_unknown_run_and_another_tenant_s_look_the_same(
-    worker: Caller, owner: Owner, past: Past, callers: Callers
+    worker: Caller, owner: Owner, past: Past, callers: Callers, impatience: Callable[[], None]
 ) -> None:
     stranger = await callers("worker", tenant="other")
     live, ended = await lease(worker, owner, 2)
     await worker.post(f"/v1/runs/{ended['runId']}/complete", {"leaseToken": 1})
     await past.relayed()
     unknown = never_made_like(ended["runId"])
+    impatience()
     for run_id in (live["runId"], ended["runId"], unknown):
         paths = [f"/v1/runs/{run_id}/{kind}" for kind in ("complete", "heartbeat")]
         for response in await asyncio.gather(*(stranger.post(path, {"leaseToken": 1}) for path in paths)):

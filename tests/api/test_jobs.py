@@ -296,7 +296,9 @@ async def test_a_payload_that_is_no_utf8_or_bottomless_is_refused(producer: Call
 
 
 async def test_without_kafka_a_command_is_refused_for_now(settings: ApiSettings) -> None:
-    producer = CommandProducer("127.0.0.1:1", settings.commands_topic, settings.codec, ack_within_s=0.3)
+    producer = CommandProducer(
+        "127.0.0.1:1", settings.commands_topic, settings.codec, idle_s=settings.idle_s, ack_within_s=0.3
+    )
     command = PauseJob(command_id=new_id(), tenant="acme", job_id=new_id(), issued_at=datetime.now(UTC))
     with pytest.raises(KafkaUnavailable):
         await producer.send(command)

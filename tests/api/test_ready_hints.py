@@ -17,6 +17,7 @@ from connectors.stack import KafkaBroker
 from ledger.clock import monotonic_us
 from schemas.codec import Codec
 from schemas.ids import new_id
+from tests.ledger_fixtures import IDLE_S
 
 QUEUE = ("acme", "mail")
 UNKNOWN = 9  # a partition of a shard whose clock nobody knows; all others' is ours
@@ -29,7 +30,9 @@ class Hinted:
         self.index, self.metrics = ReadyIndex(), ApiMetrics()
         self.topic = settings.ready_topic
         self.producer = Producer({"bootstrap.servers": settings.bootstrap, "linger.ms": 0})
-        self.hints = ReadyHints(settings.bootstrap, self.topic, Codec(), self.index, self.metrics, self._locally_us)
+        self.hints = ReadyHints(
+            settings.bootstrap, self.topic, Codec(), self.index, self.metrics, self._locally_us, idle_s=settings.idle_s
+        )
 
     def _locally_us(self, partition: int, due_us: int) -> int | None:
         return None if partition == UNKNOWN else due_us
@@ -143,7 +146,9 @@ async def test_hints_are_read_once_the_broker_answers(hinted: Hinted) -> None:
 
 async def test_without_a_broker_it_stops_when_asked(kafka_broker: KafkaBroker) -> None:
     assert kafka_broker
-    hints = ReadyHints("127.0.0.1:1", "ready", Codec(), ReadyIndex(), ApiMetrics(), lambda _, due_us: due_us)
+    hints = ReadyHints(
+        "127.0.0.1:1", "ready", Codec(), ReadyIndex(), ApiMetrics(), lambda _, due_us: due_us, idle_s=IDLE_S
+    )
     hints.start()
     async with asyncio.timeout(6):
         await hints.stop()

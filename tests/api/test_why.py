@@ -24,7 +24,7 @@ from schemas.commands import JobSpec, Overlap, definition_json
 from schemas.ids import new_id, partition_of_job, run_id_for
 from tests.api.conftest import Caller, Callers, Past, with_history
 from tests.api.owner import Owner
-from tests.ledger_fixtures import PARTITIONS, PATIENCE_S
+from tests.ledger_fixtures import PARTITIONS
 
 HOUR = timedelta(hours=1)
 # Hourly occurrences around a time in the past, of a job that was created a little before.
@@ -35,18 +35,6 @@ CREATED = NINE - timedelta(minutes=30)
 @pytest.fixture
 def settings(settings: ApiSettings, past: Past) -> ApiSettings:
     return with_history(settings, past)
-
-
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the history does not know yet is waited for as long as a busy machine may need."""
-    monkeypatch.setattr("api.why.HISTORY_CATCHES_UP_S", PATIENCE_S)
-
-
-@pytest.fixture
-def impatience(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Call it where the history will never know."""
-    return lambda: monkeypatch.setattr("api.why.HISTORY_CATCHES_UP_S", 0.5)
 
 
 async def why(caller: Caller, run_id: UUID | str) -> dict[str, Any]:

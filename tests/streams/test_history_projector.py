@@ -21,6 +21,7 @@ from streams.history_projector import HistoryProjector
 from streams.history_store import HistoryStore
 from streams.metrics import HISTORY_RECORDS_SKIPPED
 from streams.topics import Topics
+from tests.ledger_fixtures import IDLE_S
 from tests.streams.event_samples import life_of, new_topics, produce_events, produce_values, run_event
 
 DEADLINE_S = 30.0
@@ -45,7 +46,8 @@ def projecting(kafka_broker: KafkaBroker, topics: Topics, store: HistoryStore) -
 
     @contextmanager
     def running() -> Iterator[HistoryProjector]:
-        projector = HistoryProjector(store, kafka_broker.bootstrap, topics.run_events, Codec(), gather_s=0.05)
+        topic, bootstrap = topics.run_events, kafka_broker.bootstrap
+        projector = HistoryProjector(store, bootstrap, topic, Codec(), gather_s=0.05, idle_s=IDLE_S)
         stop, errors = threading.Event(), list[Exception]()
 
         def run() -> None:

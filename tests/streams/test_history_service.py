@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
@@ -19,10 +19,10 @@ from connectors.stack import KafkaBroker
 from schemas.codec import Codec, Record
 from streams.history_service import HistoryRole
 from streams.topics import Topics
+from tests.ledger_fixtures import IDLE_S
 from tests.streams.event_samples import JOB_ID, START, life_of, new_topics, produce_events, run_event
 
 DEADLINE_S = 30.0
-RoleStart = Callable[[], AbstractAsyncContextManager[HistoryRole]]
 
 PREDECESSOR = """
 import asyncio, sys
@@ -39,39 +39,54 @@ asyncio.run(role.run(asyncio.Event()))
 DONE, DEAD = UUID(int=1), UUID(int=2)
 
 
-@pytest.fixture
-def topics(kafka_broker: KafkaBroker) -> Topics:
-    topics = new_topics(kafka_broker.bootstrap)
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # that of the role which most of these tests only ask
+
+
+def told(broker: KafkaBroker) -> Topics:
+    """Topics that tell of a run that was completed and of another tenant's that is dead."""
+    topics = new_topics(broker.bootstrap)
     died = run_event(DEAD, 1, "run_dead", tenant="umbra", attempt=5, leaseToken=6, reason="boom")
-    produce_events(kafka_broker.bootstrap, topics, [*life_of(DONE), died], partition=1)
+    produce_events(broker.bootstrap, topics, [*life_of(DONE), died], partition=1)
     return topics
 
 
-@pytest.fixture
-def start_role(kafka_broker: KafkaBroker, topics: Topics, tmp_path: Path) -> RoleStart:
-    """Runs the role for the length of a `with` block, which fails if the role did."""
-
-    @asynccontextmanager
-    async def running() -> AsyncIterator[HistoryRole]:
-        path = tmp_path / "history.duckdb"
-        role = HistoryRole(kafka_broker.bootstrap, topics, Codec(), path, "127.0.0.1", 0, query_limit_s=3)
-        stop = asyncio.Event()
-        task = asyncio.create_task(role.run(stop))
-        try:
-            yield role
-        finally:
-            stop.set()
-            await asyncio.wait_for(task, DEADLINE_S)
-
-    return running
+@pytest.fixture(scope="module")
+def topics(kafka_broker: KafkaBroker) -> Topics:
+    return told(kafka_broker)
 
 
-@pytest_asyncio.fixture
-async def client(start_role: RoleStart) -> AsyncIterator[httpx.AsyncClient]:
+@asynccontextmanager
+async def running(broker: KafkaBroker, topics: Topics, folder: Path) -> AsyncIterator[HistoryRole]:
+    """The role, for the length of a `with` block, which fails if the role did."""
+    path = folder / "history.duckdb"
+    role = HistoryRole(broker.bootstrap, topics, Codec(), path, "127.0.0.1", 0, query_limit_s=3, idle_s=IDLE_S)
+    stop = asyncio.Event()
+    task = asyncio.create_task(role.run(stop))
+    try:
+        yield role
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, DEADLINE_S)
+
+
+@asynccontextmanager
+async def asking(broker: KafkaBroker, topics: Topics, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a role that has read what there is."""
-    async with start_role() as role, httpx.AsyncClient(base_url=role.url, timeout=DEADLINE_S) as client:
+    async with (
+        running(broker, topics, folder) as role,
+        httpx.AsyncClient(base_url=role.url, timeout=DEADLINE_S) as client,
+    ):
         await asyncio.wait_for(role.ready.wait(), DEADLINE_S)
         await _until_known(client, DEAD)
+        yield client
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(
+    kafka_broker: KafkaBroker, topics: Topics, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[httpx.AsyncClient]:
+    """One for all tests that add nothing to what there is."""
+    async with asking(kafka_broker, topics, tmp_path_factory.mktemp("history")) as client:
         yield client
 
 
@@ -175,10 +190,12 @@ async def test_queries_beyond_the_budget_are_turned_away(client: httpx.AsyncClie
     assert (await client.post("/query", json={"tenant": "acme", "sql": "SELECT 1"})).status_code == 200
 
 
-async def test_a_role_stops_at_once_with_a_query_running(start_role: RoleStart) -> None:
+async def test_a_role_stops_at_once_with_a_query_running(
+    kafka_broker: KafkaBroker, topics: Topics, tmp_path: Path
+) -> None:
     slow = "SELECT count(*) FROM " + ", ".join(f"run_events e{n}" for n in range(30))
     async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
-        async with start_role() as role:
+        async with running(kafka_broker, topics, tmp_path) as role:
             client.base_url = httpx.URL(role.url)
             await _until_known(client, DEAD)
             asking = asyncio.create_task(client.post("/query", json={"tenant": "acme", "sql": slow}))
@@ -187,7 +204,7 @@ async def test_a_role_stops_at_once_with_a_query_running(start_role: RoleStart) 
 
 
 async def test_a_successor_waits_for_the_file_and_reads_on(
-    start_role: RoleStart, kafka_broker: KafkaBroker, topics: Topics, tmp_path: Path
+    kafka_broker: KafkaBroker, topics: Topics, tmp_path: Path
 ) -> None:
     argv = [sys.executable, "-c", PREDECESSOR, kafka_broker.bootstrap, topics.prefix, str(tmp_path / "history.duckdb")]
     predecessor = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE)
@@ -195,7 +212,7 @@ async def test_a_successor_waits_for_the_file_and_reads_on(
     url = (await asyncio.wait_for(predecessor.stdout.readline(), DEADLINE_S)).decode().strip()
     async with httpx.AsyncClient(base_url=url) as client:
         await _until_known(client, DEAD)
-    async with start_role() as successor:
+    async with running(kafka_broker, topics, tmp_path) as successor:
         waiting = asyncio.create_task(successor.ready.wait())
         done, _ = await asyncio.wait({waiting}, timeout=1)
         assert not done
@@ -237,7 +254,7 @@ async def test_the_leases_of_a_job_are_those_that_reach_into_the_time(
 
 
 async def test_what_bears_on_an_occurrence_is_its_runs_and_the_ranges_around_it(
-    kafka_broker: KafkaBroker, topics: Topics, client: httpx.AsyncClient
+    kafka_broker: KafkaBroker, tmp_path: Path
 ) -> None:
     def job_event(version: int, kind: str, **fields: object) -> Record:
         return run_event(DONE, version, kind, **fields) | {"runId": None}
@@ -245,22 +262,24 @@ async def test_what_bears_on_an_occurrence_is_its_runs_and_the_ranges_around_it(
     first, last = START + timedelta(hours=1), START + timedelta(hours=3)
     created = job_event(1, "job_created", definition="{}", dueAt=START)
     skipped = job_event(2, "occurrences_skipped", scheduledFor=first, dueAt=last, count=3, reason="catch-up none")
+    topics = told(kafka_broker)
     produce_events(kafka_broker.bootstrap, topics, [created, skipped], partition=1)
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            answer = (await client.get(f"/jobs/{JOB_ID}/occurrence", params={"at": first.isoformat()})).json()
-            if answer["version"] == 2:
-                break
-            await asyncio.sleep(0.05)
-    [skipped_range] = answer["ranges"]
-    assert {name: skipped_range[name] for name in ("first", "last", "count", "reason")} == {
-        **{"first": "2026-03-01T13:00:00Z", "last": "2026-03-01T15:00:00Z"},
-        **{"count": 3, "reason": "catch-up none"},
-    }
-    assert [(event["type"], event["cursor"]) for event in answer["jobEvents"]] == [
-        ("job_created", "2026-03-01T12:00:00Z")
-    ]
-    asked = {"at": START.isoformat()}
-    at_start = (await client.get(f"/jobs/{JOB_ID}/occurrence", params=asked)).json()
-    assert at_start["ranges"] == []
-    assert str(DONE) in [run["runId"] for run in at_start["runs"]]
+    async with asking(kafka_broker, topics, tmp_path) as client:
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                answer = (await client.get(f"/jobs/{JOB_ID}/occurrence", params={"at": first.isoformat()})).json()
+                if answer["version"] == 2:
+                    break
+                await asyncio.sleep(0.05)
+        [skipped_range] = answer["ranges"]
+        assert {name: skipped_range[name] for name in ("first", "last", "count", "reason")} == {
+            **{"first": "2026-03-01T13:00:00Z", "last": "2026-03-01T15:00:00Z"},
+            **{"count": 3, "reason": "catch-up none"},
+        }
+        assert [(event["type"], event["cursor"]) for event in answer["jobEvents"]] == [
+            ("job_created", "2026-03-01T12:00:00Z")
+        ]
+        asked = {"at": START.isoformat()}
+        at_start = (await client.get(f"/jobs/{JOB_ID}/occurrence", params=asked)).json()
+        assert at_start["ranges"] == []
+        assert str(DONE) in [run["runId"] for run in at_start["runs"]]

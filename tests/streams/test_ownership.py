@@ -67,8 +67,9 @@ async def owners(setting: OwnerSetting) -> dict[int, str | None]:
     return dict(rows)
 
 
-async def epoch(setting: OwnerSetting, partition: int) -> int:
-    [found] = await fetch(setting.pool, "SELECT epoch FROM partitions WHERE partition = %s", partition)
+async def takeovers(setting: OwnerSetting, partition: int) -> int:
+    """How often the partition was taken over."""
+    [found] = await fetch(setting.pool, "SELECT count(*) FROM takeovers WHERE partition = %s", partition)
     return int(found)
 
 
@@ -93,7 +94,7 @@ async def test_what_stays_is_not_taken_again_and_what_goes_is_released(
     owned.assign([1, 2])
     await until(lambda: owned.partitions() == [1, 2])
     await until(lambda: _released(setting, 0))
-    assert await epoch(setting, 1) == 1
+    assert await takeovers(setting, 1) == 1
     assert reads.events.keys() == {1, 2}
 
 
@@ -123,7 +124,7 @@ async def test_a_lost_partition_is_dropped_and_taken_back_when_it_is_still_assig
     await until(lambda: owned.partitions() == [])
     owned.receive(RawCommand(0, 7, None, b"between owners"))  # Faust goes on reading
     await until(lambda: owned.partitions() == [0])
-    assert await epoch(setting, 0) == 3
+    assert await takeovers(setting, 0) == 3
     assert reads.commands[-1] == (0, 0)  # read again from the first one that was not applied
     owned.receive(RawCommand(0, 8, None, b"from before the seek"))
     assert await owned.next_offsets(0) == {0: 0}
@@ -146,7 +147,7 @@ async def test_a_partition_lost_while_it_is_being_opened_is_taken_back_when_it_i
     monkeypatch.setattr(partition_owner, "follow_zone_rules", overtake)
     owned.assign([0, 1])
     await until(lambda: owned.partitions() == [0, 1])
-    assert (overtaken, await epoch(setting, 0)) == (1, 3)
+    assert (overtaken, await takeovers(setting, 0)) == (1, 3)
 
 
 async def test_a_lost_partition_that_is_assigned_elsewhere_is_left_alone(
@@ -171,7 +172,7 @@ async def test_a_takeover_waits_for_a_ledger_that_is_away(
     owned.assign([0])
     await until(lambda: owned.partitions() == [0])
     assert len(attempts) == 4
-    assert await epoch(setting, 0) == 1
+    assert await takeovers(setting, 0) == 1
 
 
 async def test_a_takeover_waits_for_a_broker_that_is_away_under_one_epoch(
@@ -182,7 +183,7 @@ async def test_a_takeover_waits_for_a_broker_that_is_away_under_one_epoch(
     owned.assign([0])
     await until(lambda: owned.partitions() == [0])
     assert len(attempts) == 4
-    assert await epoch(setting, 0) == 1
+    assert await takeovers(setting, 0) == 1
 
 
 def _failing(monkeypatch: pytest.MonkeyPatch, home: Any, name: str, error: Exception, *, times: int) -> list[object]:
@@ -215,7 +216,7 @@ async def test_events_that_are_gone_make_the_owner_start_over_from_the_ledger(
     owned.events_gone(0)
     await until(lambda: owned.partitions() == [0])
     assert reads.events == {0: 0}
-    assert await epoch(setting, 0) == 2
+    assert await takeovers(setting, 0) == 2
     owned.events_gone(3)  # not ours any more: nothing to do
 
 

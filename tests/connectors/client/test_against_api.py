@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -47,7 +47,7 @@ from tests.api.owner import Owner
 from tests.connectors.client.webhook.receiver import answer, case, fixed, json_answer, never, receiving, webhook
 from tests.connectors.client.wire import Wire
 from tests.connectors.client.worker_bench import eventually
-from tests.ledger_fixtures import PARTITIONS, PATIENCE_S, empty_ledger, shared_ledger
+from tests.ledger_fixtures import IDLE_S, PARTITIONS, PATIENCE_S
 
 TENANT = "acme"
 
@@ -57,19 +57,6 @@ def topics(kafka_broker: KafkaBroker) -> Topics:
     topics = Topics(f"client-{uuid4().hex[:8]}")
     create_topics(kafka_broker.bootstrap, topics, PARTITIONS)
     return topics
-
-
-@pytest.fixture(scope="module")
-def shared_ledger_dsn(postgres_server: str, ledger_template: str) -> Iterator[str]:
-    with shared_ledger(postgres_server, ledger_template, "ledger_of_client_tests") as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def ledger_dsn(shared_ledger_dsn: str) -> str:
-    """In place of the database of its own that a test elsewhere has."""
-    empty_ledger(shared_ledger_dsn)
-    return shared_ledger_dsn
 
 
 @pytest.fixture
@@ -86,6 +73,7 @@ async def api_url(shards: Shards, kafka_broker: KafkaBroker, topics: Topics, pat
         ready_topic=topics.ready,
         codec=Codec(),
         applied_within_s=patience_s,
+        idle_s=IDLE_S,
     )
     role, stop = ApiRole(shards, "127.0.0.1", 0, settings), asyncio.Event()
     running = asyncio.create_task(role.run(stop))

@@ -22,7 +22,7 @@ from ledger.tokens import create_token
 from schemas.codec import Codec
 from streams.topics import Topics, create_topics
 from tests.api.owner import Owner
-from tests.ledger_fixtures import PARTITIONS, PATIENCE_S
+from tests.ledger_fixtures import IDLE_S, PARTITIONS, PATIENCE_S
 
 TENANT = "acme"
 
@@ -42,6 +42,7 @@ async def api_url(shards: Shards, kafka_broker: KafkaBroker, topics: Topics) -> 
         ready_topic=topics.ready,
         codec=Codec(),
         applied_within_s=PATIENCE_S,
+        idle_s=IDLE_S,
     )
     role, stop = ApiRole(shards, "127.0.0.1", 0, settings), asyncio.Event()
     running = asyncio.create_task(role.run(stop))
