@@ -11,7 +11,7 @@ from hypothesis import settings
 pytest_plugins = ["tests.broker_fixtures", "tests.ledger_fixtures"]
 
 TESTS = Path(__file__).parent
-CHAOS = TESTS / "chaos"
+FIRST, LAST = ("chaos", "streams"), ("contract", "docs", "properties", "schemas")
 
 # The same examples each time, so that a change fails for what it changed; FENCEPOST_EXPLORE=1 looks for new ones.
 settings.register_profile("the same", derandomize=True)
@@ -23,13 +23,19 @@ if not os.environ.get("FENCEPOST_EXPLORE"):
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `-n 2 --dist loadgroup` a file's tests stay in one process, and clusters are hurt one at a time.
 
-    The chaos tests come first: they take longest, and the other process works through the rest meanwhile. It takes
-    `--no-loadscope-reorder`: by their number they would come last, and one process would wait for the other.
+    What takes longest is begun first, the chaos tests above all, and what needs no server and takes a moment is left to
+    the end, where one process would wait for the other. It takes `--no-loadscope-reorder`: else numbers would decide.
     """
-    items.sort(key=lambda item: CHAOS not in item.path.parents)
+    items.sort(key=_turn)
     for item in items:
-        group = "chaos" if CHAOS in item.path.parents else str(item.path.relative_to(TESTS))
+        inside = item.path.relative_to(TESTS)
+        group = "chaos" if inside.parts[0] == "chaos" else str(inside)
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _turn(item: pytest.Item) -> int:
+    folder = item.path.relative_to(TESTS).parts[0]
+    return (folder not in FIRST) + (folder in LAST)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
