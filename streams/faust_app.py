@@ -111,7 +111,13 @@ class OwnersApp(faust.App):  # type: ignore[misc]
 
 
 def create_owners_app(
-    bootstrap: str, group: str, commands_topic: str, ownership: Ownership, state_folder: Path, **settings: Any
+    bootstrap: str,
+    group: str,
+    commands_topic: str,
+    ownership: Ownership,
+    state_folder: Path,
+    session_timeout_s: float = SESSION_TIMEOUT_S,
+    **settings: Any,
 ) -> OwnersApp:
     """An app that is started with `await app.start()` and stopped with `await app.stop()`."""
     state_folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +129,7 @@ def create_owners_app(
         topic_allow_declare=False,  # topics are made by `fencepostd init`, with their partitions and retention
         topic_disable_leader=True,
         web_enabled=False,
-        broker_session_timeout=SESSION_TIMEOUT_S,
+        broker_session_timeout=session_timeout_s,
         broker_heartbeat_interval=HEARTBEAT_INTERVAL_S,
         broker_rebalance_timeout=10.0,
         consumer_auto_offset_reset="earliest",

@@ -39,7 +39,10 @@ Owners = Callable[[], list[PartitionOwner]]
 
 @dataclass(frozen=True)
 class StreamsRole:
-    """A process that owns partitions. name: tells it from its peers, in the ledger and in logs."""
+    """A process that owns partitions. name: tells it from its peers, in the ledger and in logs.
+
+    session_timeout_s: after this long without a sign of life the group gives its partitions to others.
+    """
 
     name: str
     dsn: str
@@ -48,10 +51,11 @@ class StreamsRole:
     codec: Codec
     state_folder: Path
     pool_size: int = 8  # sessions with each shard
+    session_timeout_s: float = SESSION_TIMEOUT_S
 
     async def run(self, stop: asyncio.Event, ownership: Ownership | None = None) -> None:
         """Own what the group assigns until `stop` is set, then hand it over. Raises what an owner cannot survive."""
-        ownership = ownership or Ownership(self.name, SESSION_TIMEOUT_S)
+        ownership = ownership or Ownership(self.name, self.session_timeout_s)
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def crash(error: Exception) -> None:
@@ -83,8 +87,9 @@ class StreamsRole:
             # Handed over in this order: no new commands, then our partitions, then our place in the group, so that
             # the next owner finds them released.
             app = create_owners_app(
-                self.bootstrap, f"{self.topics.prefix}-owners", self.topics.commands, ownership, self.state_folder
-            )
+                self.bootstrap, f"{self.topics.prefix}-owners", self.topics.commands, ownership, self.state_folder,
+                session_timeout_s=self.session_timeout_s,
+            )  # fmt: skip
             if not await _kafka_is_there(feed, stop):
                 return
             stack.push_async_callback(app.stop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from itertools import islice
-from time import perf_counter
+from time import thread_time
 
 import pytest
 from croniter.croniter import EXPRESSIONS  # type: ignore[attr-defined]
@@ -182,12 +182,12 @@ def test_hash_with_a_long_step_is_one_minute_and_not_always_the_first() -> None:
     ],
 )
 def test_refusal_says_what_is_wrong_or_what_to_write(expr: str, part: str) -> None:
-    began = perf_counter()
+    began = thread_time()
     with pytest.raises(InvalidSchedule) as refusal:
         parse_schedule({"cron": expr}, job_id="job")
     assert part in refusal.value.message
     assert refusal.value.field == "cron"
-    assert perf_counter() - began < 0.1
+    assert thread_time() - began < 0.1
 
 
 def test_hashing_a_million_jobs_leaves_nothing_behind_in_croniter() -> None:

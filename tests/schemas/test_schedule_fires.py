@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta, timezone
-from time import perf_counter
+from time import thread_time
 from uuid import UUID
 
 import pytest
@@ -107,12 +107,12 @@ def test_a_thousand_excluded_days_of_a_minutely_job_are_passed_quickly() -> None
         Cron(expr="* * * * *", exclude_dates=days),
         Every(every_seconds=1, anchor=at("2024-01-01T00:00:00Z"), exclude_dates=days),
     ):
-        began = perf_counter()
+        began = thread_time()
         assert following(schedule, "2024-01-01T00:00:00Z") == end
         assert preceding(schedule, "2026-09-27T00:00:00Z") == (
             at("2023-12-31T23:59:00Z") if isinstance(schedule, Cron) else at("2023-12-31T23:59:59Z")
         )
-        assert perf_counter() - began < 0.2
+        assert thread_time() - began < 0.2
 
 
 def test_excluded_night_on_which_the_clock_falls_back_over_midnight_is_excluded_twice() -> None:

@@ -21,6 +21,7 @@ from ledger.partitions import PartitionStatus, list_partitions
 from schemas.codec import Codec
 from schemas.commands import Command
 from streams import event_feed
+from streams.faust_app import SESSION_TIMEOUT_S
 from streams.metrics import DECIDED_THROUGH_SECONDS
 from streams.outbox_relay import OutboxRelay
 from streams.ownership import Ownership
@@ -30,7 +31,7 @@ from streams.topics import READY_PARTITIONS, Topics, create_topics
 from tests.ledger_fixtures import PARTITIONS
 from tests.streams.commands import create, job_on, pause, produce, resume, wire
 from tests.streams.ledger_dump import dump, fetch
-from tests.streams.waiting import until
+from tests.streams.waiting import DEADLINE_S, until
 
 ALL = list(range(PARTITIONS))
 MEMBERSHIP_KNOWN_S = 1.0
@@ -49,10 +50,13 @@ class Streams:
     topics: Topics = field(default_factory=lambda: Topics(f"test-{uuid4().hex[:12]}"))
 
     @asynccontextmanager
-    async def role(self, name: str) -> AsyncIterator[Ownership]:
+    async def role(self, name: str, session_timeout_s: float = SESSION_TIMEOUT_S) -> AsyncIterator[Ownership]:
         """A running role, stopped gracefully at the end. Fails if it failed."""
         ownership, stop = Ownership(name, MEMBERSHIP_KNOWN_S), asyncio.Event()
-        role = StreamsRole(name, self.dsn, self.bootstrap, self.topics, Codec(), self.folder / name)
+        folder = self.folder / name
+        role = StreamsRole(
+            name, self.dsn, self.bootstrap, self.topics, Codec(), folder, session_timeout_s=session_timeout_s
+        )
         task = asyncio.create_task(role.run(stop, ownership))
         try:
             yield ownership
@@ -139,14 +143,13 @@ async def toggling(streams: Streams) -> AsyncIterator[Toggles]:
 @pytest.mark.apache_kafka(reason="on tansu a join waits for half the session timeout")
 async def test_two_roles_share_the_partitions_and_one_that_stops_hands_over_at_once(streams: Streams) -> None:
     async with streams.role("a") as a, toggling(streams) as toggles:
-        async with streams.role("b") as b:
+        async with streams.role("b", session_timeout_s=2 * DEADLINE_S) as b:
             await until(lambda: len(a.partitions()) == len(b.partitions()) == PARTITIONS // 2)
             assert sorted(a.partitions() + b.partitions()) == ALL
             assert {status.owner for status in await streams.partitions()} == {a.nonce, b.nonce}
             rounds = toggles.rounds
             await until(lambda: toggles.rounds > rounds + 2)
-        handed_over_s = await until(lambda: a.partitions() == ALL)
-        assert handed_over_s < 4  # 2 s, and room for a busy machine
+        await until(lambda: a.partitions() == ALL)  # which gives up long before the group would give b up
         rounds = toggles.rounds
         await until(lambda: toggles.rounds > rounds + 2)
 
