@@ -27,7 +27,7 @@ from streams.history_service import HistoryRole
 from streams.outbox_relay import OutboxRelay
 from streams.topics import Topics, create_topics
 from tests.api.owner import Owner
-from tests.ledger_fixtures import IDLE_S, PARTITIONS, PATIENCE_S
+from tests.ledger_fixtures import IDLE_S, LOOK_EVERY_S, PARTITIONS, PATIENCE_S
 
 TENANT = "acme"
 
@@ -67,7 +67,7 @@ def settings(kafka_broker: KafkaBroker, topics: Topics, patience_s: float) -> Ap
         codec=Codec(),
         applied_within_s=patience_s,
         history_catches_up_s=PATIENCE_S,
-        look_every_s=(0.1, 0.2),
+        look_every_s=LOOK_EVERY_S,
         idle_s=IDLE_S,
     )
 
