@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
 from typing import Any, get_args
@@ -24,6 +24,7 @@ from ledger.restoration import Restoration, declare_restored
 from ledger.shard_map import prove_home
 from ledger.tokens import Role, create_token, revoke_token
 from schemas.errors import FencepostError
+from streams.ledger_upkeep import JOBS_KEPT
 from streams.topics import Topics
 
 Command = Callable[..., Any]
@@ -290,10 +291,22 @@ def streams(name: str, **options: Any) -> None:
 
 @run.command()
 @role_options
+@click.option(
+    "--keep-jobs-days",
+    type=click.FloatRange(min=2),  # longer than outcomes of commands are remembered
+    default=JOBS_KEPT.days,
+    envvar="FENCEPOST_KEEP_JOBS_DAYS",
+    show_default=True,
+    help="How long the ledger keeps deleted jobs, and one-offs that are over.",
+)
 @refusals
-def relay(**options: Any) -> None:
-    """Publish the ledger's outbox to Kafka. One works at a time, any others stand by."""
-    roles.run_until_signalled(lambda stop: roles.run_relay(_settings(**options), stop))
+def relay(keep_jobs_days: float, **options: Any) -> None:
+    """Publish the ledger's outbox to Kafka, and keep the ledger tidy.
+
+    One publishes at a time, any others stand by. Give all of them the same --keep-jobs-days: the shortest counts.
+    """
+    kept = timedelta(days=keep_jobs_days)
+    roles.run_until_signalled(lambda stop: roles.run_relay(_settings(**options), stop, kept))
 
 
 @run.command()

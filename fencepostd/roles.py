@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import uvloop
@@ -19,7 +20,7 @@ from ledger.shards import find_shards, open_shards
 from streams.embedded_server import serve_health
 from streams.faust_app import SESSION_TIMEOUT_S
 from streams.history_service import HistoryRole
-from streams.ledger_upkeep import keep_ledger_tidy
+from streams.ledger_upkeep import JOBS_KEPT, forget_old_jobs, keep_ledger_tidy
 from streams.outbox_relay import OutboxRelay
 from streams.ownership import Ownership
 from streams.streams_role import StreamsRole
@@ -41,8 +42,8 @@ async def run_streams(settings: Settings, name: str, stop: Stop) -> None:
     await _together(stop, role.run(stop, ownership), serve_health(settings.host, settings.port, health, stop))
 
 
-async def run_relay(settings: Settings, stop: Stop) -> None:
-    """Publish each shard's outbox, and keep the shard tidy beside it."""
+async def run_relay(settings: Settings, stop: Stop, jobs_kept: timedelta = JOBS_KEPT) -> None:
+    """Publish each shard's outbox, and keep the shard tidy beside it. jobs_kept: for how long, once they are over."""
     relays: dict[int, OutboxRelay] = {}
 
     def health() -> dict[str, Any]:
@@ -52,8 +53,12 @@ async def run_relay(settings: Settings, stop: Stop) -> None:
         dsns = await _unless(stop, find_shards(settings.dsn)) or {}
         for shard, dsn in dsns.items():
             relays[shard] = OutboxRelay(dsn, settings.bootstrap, settings.topics, settings.codec(), shard=str(shard))
-        works = (each for shard, dsn in dsns.items() for each in (relays[shard].run(stop), keep_ledger_tidy(dsn, stop)))
-        await _together(stop, *works)
+        upkeep = [
+            work
+            for dsn in dsns.values()
+            for work in (keep_ledger_tidy(dsn, stop), forget_old_jobs(dsn, stop, jobs_kept))
+        ]
+        await _together(stop, *(relay.run(stop) for relay in relays.values()), *upkeep)
 
     await _together(stop, relay_all(), serve_health(settings.host, settings.port, health, stop))
 

@@ -62,12 +62,27 @@ async def note_keyed_command(conn: Connection, command_id: UUID, digest: bytes) 
     return bool(row[0] == digest)
 
 
+FORGOTTEN_AT_ONCE = 10_000
+
+# A few at a time, by age: there may be a hundred million, and a statement that looked at all of them would take longer
+# than a transaction may.
 FORGET_OUTCOMES = """
-WITH keyed AS (DELETE FROM keyed_commands WHERE at < now() - interval '24 hours')
-DELETE FROM applied_commands WHERE applied_at < now() - interval '24 hours'
+WITH keyed AS (
+    DELETE FROM keyed_commands WHERE command_id IN (
+        SELECT command_id FROM keyed_commands WHERE at < now() - interval '24 hours' ORDER BY at LIMIT %(limit)s)
+    RETURNING command_id
+), applied AS (
+    DELETE FROM applied_commands WHERE command_id IN (
+        SELECT command_id FROM applied_commands WHERE applied_at < now() - interval '24 hours'
+        ORDER BY applied_at LIMIT %(limit)s)
+    RETURNING command_id
+)
+SELECT greatest((SELECT count(*) FROM keyed), (SELECT count(*) FROM applied))
 """
 
 
-async def forget_outcomes(conn: Connection) -> None:
-    """Drop outcomes that are too old for any retry."""
-    await conn.execute(FORGET_OUTCOMES)
+async def forget_outcomes(conn: Connection) -> bool:
+    """Drop outcomes that are too old for any retry; whether there may be more of them."""
+    row = await (await conn.execute(FORGET_OUTCOMES, {"limit": FORGOTTEN_AT_ONCE})).fetchone()
+    assert row is not None
+    return bool(row[0] == FORGOTTEN_AT_ONCE)

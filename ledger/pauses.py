@@ -82,6 +82,14 @@ async def list_pauses(
     return [Pause(*row) for row in await (await conn.execute(LIST_PAUSES, asked)).fetchall()]
 
 
+FORGET_PAUSES = "DELETE FROM pauses WHERE resumed_at < now() - interval '30 days'"
+
+
+async def forget_pauses(conn: Connection) -> None:
+    """Drop ended ones that nobody asks about any more."""
+    await conn.execute(FORGET_PAUSES)
+
+
 COUNT_WAITING = """
 SELECT lane, count(*) FROM runs
 WHERE tenant = %(tenant)s AND queue = %(queue)s AND state = 'pending'

@@ -44,7 +44,8 @@ CREATE TABLE tokens (
 );
 
 -- active -> paused -> active; either -> deleted (a tombstone, so that no old command brings the job back).
--- An active job with no next_fire_at has no occurrence left.
+-- An active job with no next_fire_at has no occurrence left. Tombstones and one-offs that are over leave the table in the
+-- end, see ledger/job_retention.py.
 CREATE TABLE jobs (
     job_id       uuid PRIMARY KEY,
     partition    int NOT NULL,
@@ -75,6 +76,9 @@ CREATE TABLE jobs (
 CREATE INDEX jobs_by_partition ON jobs (partition);
 CREATE INDEX jobs_by_tenant ON jobs (tenant, job_id);
 CREATE INDEX jobs_by_declaration ON jobs (tenant, split_part(declared_as, '/', 1), job_id) WHERE declared_as IS NOT NULL;
+-- Deleted jobs and those that fire once, by age: for forgetting them. No move of a cursor changes any column of it.
+CREATE INDEX jobs_over ON jobs (partition, created_at, job_id)
+    WHERE state = 'deleted' OR definition::jsonb -> 'schedule' ?| ARRAY['runAt', 'delaySeconds'];
 
 --            lease                complete
 --  pending ---------> leased -----------------> (gone: run_completed in the outbox)
@@ -152,6 +156,7 @@ CREATE TABLE dead_runs (
     died_at       timestamptz NOT NULL DEFAULT now()
 );
 CREATE INDEX dead_runs_by_tenant ON dead_runs (tenant, died_at);
+CREATE INDEX dead_runs_by_job ON dead_runs (job_id);
 
 -- One row a transaction and kind of event, its events side by side in arrays of equal length: a tenth of the WAL of a
 -- row each. A NULL array means that the event has no such field. The relay publishes rows in id order and deletes them.
@@ -187,6 +192,7 @@ CREATE TABLE applied_commands (
     detail     text,                               -- a rejection's message
     field      text
 );
+CREATE INDEX applied_commands_by_age ON applied_commands (applied_at);
 
 -- What a command that an HTTP caller named with a key was sent with: the same key with another body is a mistake.
 CREATE TABLE keyed_commands (
@@ -194,6 +200,7 @@ CREATE TABLE keyed_commands (
     digest     bytea NOT NULL,
     at         timestamptz NOT NULL DEFAULT now()
 );
+CREATE INDEX keyed_commands_by_age ON keyed_commands (at);
 
 -- What a lease call got, for a short while: the same request id gets the same runs again.
 CREATE TABLE lease_requests (

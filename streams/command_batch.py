@@ -12,6 +12,7 @@ from uuid import UUID
 
 from ledger.commands import record_outcomes
 from ledger.fence import OwnerTransaction
+from ledger.job_retention import keep_jobs
 from ledger.jobs import read_jobs
 from schemas.commands import (
     BackfillJob,
@@ -48,6 +49,9 @@ async def apply_commands(tx: OwnerTransaction, commands: Sequence[Command]) -> E
     commands: with distinct ids, none of them applied before. Raises EpochLost, LedgerUnavailable.
     """
     effects = Effects()
+    # Creations do without: one that finds its job in the moment in which it is forgotten has come just before that.
+    if any(type(command) is not CreateJob for command in commands):
+        await keep_jobs(tx)
     for wave in waves(commands):
         jobs = await read_jobs(tx.conn, [command.job_id for command in wave])
         for kind, apply in APPLIERS.items():

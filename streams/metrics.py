@@ -43,6 +43,7 @@ EVENTS_FOLDED = Counter("fencepost_events_folded_total", "Run events folded into
 OUTBOX_EVENTS_PUBLISHED = Counter("fencepost_outbox_events_published_total", "Events Kafka acknowledged", ["shard"])
 OUTBOX_LAG_SECONDS = Gauge("fencepost_outbox_lag_seconds", "How long the oldest event has been waiting", ["shard"])
 OUTBOX_ROWS = Gauge("fencepost_outbox_rows", "Outbox rows that wait to be published", ["shard"])
+JOBS_FORGOTTEN = Counter("fencepost_jobs_forgotten_total", "Jobs that were over and have left the ledger")
 HISTORY_EVENTS = Counter("fencepost_history_events_total", "Run events that the history took in")
 HISTORY_REPEATED_EVENTS = Counter("fencepost_history_repeated_events_total", "Run events the history had already")
 HISTORY_RECORDS_SKIPPED = Counter("fencepost_history_skipped_records_total", "Records that are no run events")

@@ -72,6 +72,13 @@ def test_up_status_logs_down_and_up_again(stack: list[str]) -> None:
     assert job.json().get("schedule") == {"cron": "0 9 * * *", "zone": "UTC"}, job.text
 
 
+def test_jobs_are_kept_for_longer_than_outcomes_of_commands_are() -> None:
+    refused = run("run", "relay", "--kafka", "k:1", "--postgres", "host=p", "--keep-jobs-days", "1")
+    assert refused.exit_code == 2
+    assert "--keep-jobs-days" in refused.output
+    assert "x>=2" in refused.output
+
+
 def test_logs_of_what_was_never_started_names_what_there_is(tmp_path: Path) -> None:
     result = run("logs", "--state", str(tmp_path), "api")
     assert result.exit_code == 1
