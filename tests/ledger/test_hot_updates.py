@@ -141,6 +141,7 @@ def parameters_for(run_ids: list[UUID]) -> dict[str, object]:
         "epochs": [1] * count,
         "worker_ids": ["w"] * count,
         "visibility_s": [30.0] * count,
+        "request_ids": [None] * count,
         "lease_tokens": [1] * count,
         "results": [None] * count,
         "reasons": ["boom"] * count,
