@@ -36,6 +36,7 @@ MEASURES = (
     Measure("wasted_claims", "counter", "Ids from the ready index that could not be leased."),
     Measure("lateness_ms", "distribution", "From a run's due time to its lease.", (), _LATENESS_MS),
     Measure("hint_lag_ms", "distribution", "From the owner's hint to this process.", (), _FAST_MS),
+    Measure("hint_late_ms", "distribution", "By how much hints that were told ahead came too late.", (), _FAST_MS),
     Measure("hints", "counter", "Run ids told by hints."),
     Measure("undecodable_hints", "counter", "Records of the ready topic that are no hints."),
     Measure("ready_polls", "counter", "Looks into the ledger for due runs that no hint told."),
@@ -105,6 +106,7 @@ class ApiMetrics:
     wasted_claims: Counter
     lateness_ms: Distribution
     hint_lag_ms: Distribution
+    hint_late_ms: Distribution
     hints: Counter
     undecodable_hints: Counter
     ready_polls: Counter

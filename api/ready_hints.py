@@ -37,22 +37,24 @@ log = logging.getLogger(__name__)
 
 _BATCH_RECORDS = 500
 _POLL_STEP_S = 0.001  # the library counts a poll's time in whole milliseconds
+_GIVE_EVERY_US = 1_000  # at most: where a lot comes due, the event loop is not woken for each run
 _PROBE_EVERY_S = 2.0
 _PROBE_TIMEOUT_S = 1.0
 _LANE_NUMBERS = {lane: number for number, lane in enumerate(LANES)}
 
 
 class Hint(NamedTuple):
-    """A decoded record. lag_ms: from when the owner sent it, by both wall clocks; None when the record has no time.
+    """A decoded record. Instants are by `monotonic_us`.
 
-    partition, due_us: whose clock tells when all of the runs are due, in microseconds since 1970; None: they are.
+    until_us: when all of the runs are due; None: they are.
+    lag_ms: from when the owner sent it, by both wall clocks; None when the record has no time.
     """
 
     queue: Queue
     runs: list[ReadyRun]
+    read_us: int
+    until_us: int | None
     lag_ms: float | None
-    partition: int
-    due_us: int | None
 
 
 class ReadyHints:
@@ -78,6 +80,7 @@ class ReadyHints:
         self._topic, self._codec, self._index, self._metrics = topic, codec, index, metrics
         self._locally_us = locally_us
         self._held: HeldHints[Hint] = HeldHints()
+        self._rests_until_us = 0
         self._config = {
             "bootstrap.servers": bootstrap,
             "group.id": "fencepost-api-ready",  # librdkafka asks for one; nothing is ever committed to it
@@ -117,8 +120,7 @@ class ReadyHints:
             while not self._stopping.is_set():
                 for hint in self._decode(_next_records(consumer, self._wait_s())):
                     self._hold(hint)
-                if due := self._held.pop(monotonic_us()):
-                    deliver(self._take_in, due)
+                self._give(deliver)
                 if self._is_time_to_probe():
                     self._probe(consumer)
         except RuntimeError:
@@ -127,9 +129,16 @@ class ReadyHints:
             consumer.close()
 
     def _wait_s(self) -> float:
-        """For the next record: no longer than until what is held back is due."""
-        held_us = self._held.wait_us(monotonic_us())
-        return self._idle_s if held_us is None else min(self._idle_s, held_us / 1e6)
+        """For the next record: no longer than until something that is held back may be given."""
+        now_us = monotonic_us()
+        held_us = self._held.wait_us(now_us)
+        return self._idle_s if held_us is None else min(self._idle_s, max(held_us, self._rests_until_us - now_us) / 1e6)
+
+    def _give(self, deliver: Callable[..., object]) -> None:
+        now_us = monotonic_us()
+        if now_us >= self._rests_until_us and (due := self._held.pop(now_us)):
+            self._rests_until_us = now_us + _GIVE_EVERY_US
+            deliver(self._take_in, due)
 
     def _assign_all(self, consumer: Consumer) -> None:
         """Read every partition of the topic from its end; waits for a broker and for the topic."""
@@ -189,12 +198,12 @@ class ReadyHints:
         runs = [ReadyRun(UUID(bytes=packed[start : start + 16]), epoch, lane) for start in range(0, len(packed), 16)]
         kind, sent_ms = record.timestamp()
         lag_ms = None if kind == TIMESTAMP_NOT_AVAILABLE else max(0.0, time.time() * 1000 - sent_ms)
-        return Hint((fields["tenant"], fields["queue"]), runs, lag_ms, fields["partition"], fields["dueAt"])
+        due_us: int | None = fields["dueAt"]
+        until_us = None if due_us is None else self._locally_us(fields["partition"], due_us)
+        return Hint((fields["tenant"], fields["queue"]), runs, monotonic_us(), until_us, lag_ms)
 
     def _hold(self, hint: Hint) -> None:
-        now_us = monotonic_us()
-        at_us = None if hint.due_us is None else self._locally_us(hint.partition, hint.due_us)
-        self._held.hold(hint, now_us if at_us is None else at_us, now_us)
+        self._held.hold(hint, hint.read_us if hint.until_us is None else hint.until_us, hint.read_us)
 
     def _take_in(self, hints: Iterable[Hint]) -> None:
         """In the event loop: the index belongs to it."""
@@ -203,6 +212,8 @@ class ReadyHints:
             self._metrics.hints.inc(len(hint.runs))
             if hint.lag_ms is not None:
                 self._metrics.hint_lag_ms.observe(hint.lag_ms)
+            if hint.until_us is not None:
+                self._metrics.hint_late_ms.observe(max(0, hint.read_us - hint.until_us) / 1000)
 
 
 def _next_records(consumer: Consumer, within_s: float) -> list[Message]:

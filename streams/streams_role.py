@@ -24,12 +24,13 @@ from streams.faust_app import SESSION_TIMEOUT_S, OwnersApp, create_owners_app
 from streams.metrics import TIMERS_LOADED
 from streams.ownership import Ownership
 from streams.partition_owner import PartitionOwner
+from streams.pulse import pulse
 from streams.queue_rates import QueueRates, keep_rates
 from streams.ready_hints import ReadyHints
 from streams.rejections import CommandReturns
 from streams.stalled_reads import read_what_stalls
 from streams.surroundings import Surroundings
-from streams.timekeeper import Timekeeper, keep_clock
+from streams.timekeeper import Timekeeper
 from streams.topics import Topics
 
 log = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ async def _keep_time(
     with suppress(LedgerUnavailable):  # then once it is back, before any of its partitions is owned
         await around.begin()
     for task in (
-        timekeeper.run(), timekeeper.go_rounds(), keep_clock(clock, pool), keep_rates(rates, pool),
+        timekeeper.run(), timekeeper.go_rounds(), clock.follow(pool, pulse), keep_rates(rates, pool),
         keep_decided_through(pool, owners),
     ):  # fmt: skip
         stack.push_async_callback(_cancel, asyncio.create_task(_or_crash(task, crash)))

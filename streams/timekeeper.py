@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from itertools import count
 
 from ledger.clock import LedgerClock
-from ledger.connection import Pool
-from schemas.errors import LedgerUnavailable
 from streams.breath import Breath
 from streams.partition_owner import PartitionOwner
 from streams.pulse import pulse
@@ -22,7 +20,6 @@ AHEAD_US = 10_000
 # A run is made an occurrence ahead, and occurrences are a second apart at least, so there is time to gather. All owners
 # look for them at the same instants and decide together: a decision alone costs a transaction, some 2 ms of CPU.
 DECIDE_EVERY_US = 250_000
-CLOCK_PERIOD_S = 5.0
 ROUND_S = 0.5
 ROUNDS_A_SWEEP = 2
 
@@ -83,13 +80,3 @@ class Timekeeper:
             if await breath.take() and owner not in self._owners():
                 continue  # it was let go meanwhile
             yield owner
-
-
-async def keep_clock(clock: LedgerClock, pool: Pool) -> None:
-    """Follow the ledger's clock until cancelled; while the ledger is away the last estimate stands."""
-    while True:
-        try:
-            await clock.sample(pool)
-        except LedgerUnavailable as error:
-            log.warning("the ledger's clock cannot be read: %s", error)
-        await pulse(CLOCK_PERIOD_S)
