@@ -7,6 +7,7 @@ What is ours, and why (faust-streaming 0.15.3, pinned; tests/streams/test_faust_
 * A partition is read only once it is owned: until the ledger has given it to us it stays paused.
 * Records go to their owners as they were fetched: two tasks, a queue and a turn of a stream for each would cost more
   than all else that is done with it. The inboxes know what was seen, and what is missing.
+* The group is joined at once: there are no tables to wait for.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import faust
 from aiokafka.errors import IllegalStateError
+from faust.tables import TableManager
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
 from faust.types import TP
 
@@ -83,6 +85,15 @@ class LedgerConsumer(Consumer):  # type: ignore[misc]
             log.info("partition %d was revoked meanwhile", tp.partition)  # its next owner will seek
 
 
+class NoTables(TableManager):  # type: ignore[misc]
+    """Faust's own lets a second pass before it joins the group, for tables to be declared. We have none."""
+
+    async def on_start(self) -> None:
+        if not self.should_stop:
+            await self._update_channels()
+            await self.recovery.start()
+
+
 class LedgerTransport(Transport):  # type: ignore[misc]
     """Makes LedgerConsumers."""
 
@@ -129,6 +140,7 @@ def create_owners_app(
         topic_allow_declare=False,  # topics are made by `fencepostd init`, with their partitions and retention
         topic_disable_leader=True,
         web_enabled=False,
+        TableManager=NoTables,
         broker_session_timeout=session_timeout_s,
         broker_heartbeat_interval=HEARTBEAT_INTERVAL_S,
         broker_rebalance_timeout=10.0,

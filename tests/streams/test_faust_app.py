@@ -10,6 +10,7 @@ import aiokafka
 import faust
 import pytest
 from faust.app.base import App
+from faust.tables import TableManager
 from faust.transport.conductor import Conductor
 from faust.transport.consumer import Consumer as BaseConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, ConsumerRebalanceListener, Transport
@@ -43,6 +44,7 @@ def test_faust_is_the_version_that_was_read() -> None:
         (App, "_new_transport", ["self"]),
         (App, "on_rebalance_start", ["self"]),
         (App, "wait_until_stopped", ["self"]),
+        (TableManager, "on_start", ["self"]),
     ],
 )
 def test_what_we_override_or_call_has_the_shape_we_rely_on(home: type, name: str, parameters: list[str]) -> None:
@@ -62,6 +64,11 @@ def test_what_we_override_or_call_has_the_shape_we_rely_on(home: type, name: str
         (BaseConsumer.getmany, "new_generation_id != generation_id", "nor what was fetched before it"),
         (ConsumerRebalanceListener.on_partitions_revoked, "app.on_rebalance_start()", "a rebalance is announced first"),
         (App._on_partitions_assigned, "self.crash(exc)", "an error in an assignment crashes the app"),
+        (
+            TableManager.on_start,
+            "await self.sleep(1.0) if not self.should_stop: await self._update_channels() await self.recovery.start()",
+            "we leave out a sleep and nothing else",
+        ),
     ],
 )
 def test_faust_still_does_what_we_build_on(method: Any, text: str, why: str) -> None:
