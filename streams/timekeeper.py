@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from itertools import count
 
@@ -11,8 +10,6 @@ from ledger.clock import LedgerClock
 from streams.breath import Breath
 from streams.partition_owner import PartitionOwner
 from streams.pulse import pulse
-
-log = logging.getLogger(__name__)
 
 LONGEST_SLEEP_US = 1_000_000
 # Its way through Kafka takes a hint some 2 ms, and some more on a busy machine; the API keeps back what comes early.
