@@ -17,7 +17,7 @@ from uuid import UUID
 from schemas.events import Event
 from schemas.ids import partition_of_run, run_id_for
 from streams.catch_up import GRACE_S
-from streams.timers import Position, Waiting, WaitingRun, from_us
+from streams.timers import EVERY_INSTANT, Position, Rhythm, Waiting, WaitingRun, from_us
 from streams.timing_state import TimingState, scan_key
 from streams.timing_wheel import TimingWheel
 
@@ -220,11 +220,11 @@ class PartitionMemory:
         """The runs that were withheld until these jobs' pending occurrences were decided; they are not any more."""
         return [run_id for job_id in job_ids if (run_id := self._withheld.pop(job_id, None)) is not None]
 
-    def next_due_us(self, ahead_us: int = 0, every_us: int = 1) -> int | None:
-        """When to look again, as far as is known. every_us: jobs are looked for at multiples of that."""
+    def next_due_us(self, ahead_us: int = 0, rounds: Rhythm = EVERY_INSTANT) -> int | None:
+        """When to look again, as far as is known. rounds: when jobs are looked for."""
         run_us, job_us = self._runs.next_us(), self._jobs.next_us()
         instants = [
-            None if job_us is None else -(-job_us // every_us) * every_us,
+            None if job_us is None else rounds.next_us(job_us),
             None if run_us is None else run_us - ahead_us,
             self._gated.next_due_us(),
         ]

@@ -41,7 +41,7 @@ from streams.partition_memory import Fired, PartitionMemory
 from streams.rebuild import rebuild, reconcile, take_in
 from streams.rejections import RawCommand
 from streams.surroundings import Surroundings
-from streams.timers import Position, from_us, to_us
+from streams.timers import EVERY_INSTANT, Position, Rhythm, from_us, to_us
 from streams.zone_moves import follow_zone_rules, stamp
 
 log = logging.getLogger(__name__)
@@ -128,20 +128,19 @@ class PartitionOwner:
         EVENTS_FOLDED.inc(len(events))
         self._around.wake_timekeeper(self.fence.partition)
 
-    def tick(self, now_us: int, ahead_us: int = 0, decide_every_us: int = 1) -> int | None:
+    def tick(self, now_us: int, ahead_us: int = 0, rounds: Rhythm = EVERY_INSTANT) -> int | None:
         """Hint what is due and queue what is to be decided; returns when to look again, as far as is known.
 
-        ahead_us: how long before they are due runs are hinted. decide_every_us: occurrences are looked for at multiples
-        of that.
+        ahead_us: how long before they are due runs are hinted. rounds: when occurrences are looked for.
         """
         more = self._memory.load(now_us)
-        came_by_us = now_us - now_us % decide_every_us
+        came_by_us = rounds.latest_us(now_us)
         fired = self._memory.pop_due(now_us, ahead_us, came_by_us)
         if fired.oldest_due_us is not None:
             HINT_LATENESS_SECONDS.observe(max(0, now_us - fired.oldest_due_us) / 1e6)
         self._announce(fired)
         self.decider.take(fired)
-        next_us = now_us if more else self._memory.next_due_us(ahead_us, decide_every_us)
+        next_us = now_us if more else self._memory.next_due_us(ahead_us, rounds)
         self.decider.looked(came_by_us, is_popped=next_us is None or next_us > now_us)
         return next_us
 

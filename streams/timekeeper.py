@@ -10,13 +10,15 @@ from ledger.clock import LedgerClock
 from streams.breath import Breath
 from streams.partition_owner import PartitionOwner
 from streams.pulse import pulse
+from streams.timers import Rhythm
 
 LONGEST_SLEEP_US = 1_000_000
 # Its way through Kafka takes a hint some 2 ms, and some more on a busy machine; the API keeps back what comes early.
 AHEAD_US = 10_000
 # A run is made an occurrence ahead, and occurrences are a second apart at least, so there is time to gather. All owners
-# look for them at the same instants and decide together: a decision alone costs a transaction, some 2 ms of CPU.
-DECIDE_EVERY_US = 250_000
+# look for them at the same instants and decide together: a decision alone costs a transaction, some 2 ms of CPU. Most
+# come on whole seconds, as their runs do, which are hinted and leased first.
+DECISION_ROUNDS = Rhythm(period_us=250_000, phase_us=200_000)
 ROUND_S = 0.5
 ROUNDS_A_SWEEP = 2
 
@@ -64,7 +66,7 @@ class Timekeeper:
             partition, now_us = owner.fence.partition, self._clock.now_us()
             look_us = self._looks_us.get(partition, 0)
             if look_us <= now_us:
-                due_us = owner.tick(now_us, AHEAD_US, DECIDE_EVERY_US)
+                due_us = owner.tick(now_us, AHEAD_US, DECISION_ROUNDS)
                 latest_us = now_us + LONGEST_SLEEP_US
                 look_us = self._looks_us[partition] = latest_us if due_us is None else min(due_us, latest_us)
             next_us = min(next_us, look_us)

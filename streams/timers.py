@@ -37,6 +37,24 @@ def from_us(instant_us: int) -> datetime:
     return _EPOCH + instant_us * _MICROSECOND
 
 
+class Rhythm(NamedTuple):
+    """Instants that are a period apart, from the phase on; every instant unless given."""
+
+    period_us: int = 1
+    phase_us: int = 0
+
+    def latest_us(self, now_us: int) -> int:
+        """The last one by now."""
+        return now_us - (now_us - self.phase_us) % self.period_us
+
+    def next_us(self, at_us: int) -> int:
+        """The first one that is not before."""
+        return at_us + (self.phase_us - at_us) % self.period_us
+
+
+EVERY_INSTANT = Rhythm()
+
+
 class Position(NamedTuple):
     """epoch: the owner's that wrote this state. offset: the next of run-events to fold."""
 

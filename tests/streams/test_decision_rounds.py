@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,7 @@ from ledger.connection import Pool
 from ledger.fence import Fence, FencedTransaction, owner_transaction, owners_transaction, take_over
 from schemas.errors import EpochLost, LedgerUnavailable
 from streams.command_batch import apply_commands
-from streams.decision_rounds import DecisionRounds
+from streams.decision_rounds import PATIENCE_S, DecisionRounds
 from streams.decisions import Asked, Decided
 from streams.partition_memory import PartitionMemory
 from tests.streams.commands import create, job_on
@@ -47,6 +48,7 @@ class Rounds:
     def __init__(self, pool: Pool) -> None:
         self._pool, self.away, self.begun = pool, False, asyncio.Event()
         self.transactions: list[set[int]] = []
+        self.times: list[tuple[float, float]] = []  # of each that was committed, on the monotonic clock
         self.rounds = DecisionRounds(self._transaction)
 
     async def decide(self, *owners: Owner) -> list[Decided | BaseException]:
@@ -59,8 +61,10 @@ class Rounds:
         self.transactions.append({fence.partition for fence in fences})
         if self.away:
             raise LedgerUnavailable("away")
+        began = time.monotonic()
         async with owners_transaction(self._pool, fences) as tx:
             yield tx
+        self.times.append((began, time.monotonic()))
 
 
 @pytest.fixture
@@ -142,3 +146,9 @@ async def test_who_asks_for_nothing_gets_nothing(rounds: Rounds, owners: list[Ow
     answer = await rounds.rounds.decide(Asked(owners[0].fence, {}))
     assert jobs_of(answer) == []
     assert rounds.transactions == []
+
+
+async def test_decisions_rest_after_a_transaction_but_not_for_long(rounds: Rounds, owners: list[Owner]) -> None:
+    await rounds.decide(*owners)
+    [(began, ended), (next_began, _)] = rounds.times
+    assert next_began - ended >= min(2 * (ended - began), PATIENCE_S - 2 * (ended - began))

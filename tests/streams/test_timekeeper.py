@@ -13,7 +13,8 @@ from ledger.clock import LedgerClock
 from ledger.connection import Pool
 from ledger.fence import Fence
 from streams.partition_owner import PartitionOwner
-from streams.timekeeper import DECIDE_EVERY_US, Timekeeper
+from streams.timekeeper import DECISION_ROUNDS, Timekeeper
+from streams.timers import EVERY_INSTANT, Rhythm
 from tests.streams.waiting import until
 
 
@@ -22,11 +23,11 @@ class Sleeper:
 
     def __init__(self, partition: int, pause_us: int) -> None:
         self.fence, self.looks_us = Fence(partition, 1, "sleeper"), list[int]()
-        self.pause_us, self.every_us = pause_us, 0
+        self.pause_us, self.rounds = pause_us, EVERY_INSTANT
 
-    def tick(self, now_us: int, _ahead_us: int, decide_every_us: int) -> int:
+    def tick(self, now_us: int, _ahead_us: int, rounds: Rhythm) -> int:
         self.looks_us.append(now_us)
-        self.every_us = decide_every_us
+        self.rounds = rounds
         return now_us + self.pause_us
 
     def go_round(self, now_us: int, *, is_sweep: bool) -> None:
@@ -74,4 +75,11 @@ async def test_an_owner_that_knows_of_nothing_is_looked_at_every_second(clock: L
     async with keeping_time(clock, [idle]):
         await until(lambda: len(idle.looks_us) == 2)
     assert idle.looks_us[1] - idle.looks_us[0] >= 1_000_000
-    assert idle.every_us == DECIDE_EVERY_US
+    assert idle.rounds == DECISION_ROUNDS
+
+
+def test_a_rhythm_knows_its_last_and_its_next_instant() -> None:
+    rhythm = Rhythm(period_us=250, phase_us=200)
+    assert [rhythm.latest_us(at) for at in (200, 201, 449, 450, 1_199)] == [200, 200, 200, 450, 950]
+    assert [rhythm.next_us(at) for at in (200, 201, 449, 450, 1_000)] == [200, 450, 450, 450, 1_200]
+    assert (EVERY_INSTANT.latest_us(7), EVERY_INSTANT.next_us(7)) == (7, 7)
