@@ -5,7 +5,7 @@ One may be lost, late or doubled, so nothing waits for an ack.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -18,8 +18,10 @@ from streams.timers import Waiting
 
 # At most this many run ids a record: 16 kB, far below any broker's limit.
 _RUNS_A_RECORD = 1_000
-# Runs that are due within a millisecond go together, and wait for the last of them: a record each would cost more.
+# Runs that are due within a millisecond go together, and wait for the last of them: a record each would cost more. An
+# owner who is behind finds many at once, and must not say each millisecond by itself.
 _TOGETHER_US = 1_000
+_RECORDS_AT_ONCE = 4
 
 
 class ReadyHints:
@@ -51,9 +53,8 @@ class ReadyHints:
         for waiting, ids in due.items():
             self._send(fence, waiting, ids, None)
         for waiting, timers in soon.items():
-            for _, together in groupby(timers, lambda timer: timer[0] // _TOGETHER_US):
-                instants, ids = zip(*together, strict=True)
-                self._send(fence, waiting, ids, instants[-1])
+            for last_us, ids in _together(timers):
+                self._send(fence, waiting, ids, last_us)
         self._producer.poll(0)
 
     def _send(self, fence: Fence, waiting: Waiting, ids: Sequence[bytes], due_us: int | None) -> None:
@@ -81,3 +82,12 @@ class ReadyHints:
         self._producer.flush(1.0)
         self._producer.purge()
         self._producer.close()
+
+
+def _together(timers: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, Sequence[bytes]]]:
+    """Runs that go in one record, and when the last of them is due."""
+    first_us, last_us = timers[0][0], timers[-1][0]
+    width_us = max(_TOGETHER_US, (last_us - first_us) // _RECORDS_AT_ONCE + 1)
+    for _, together in groupby(timers, lambda timer: (timer[0] - first_us) // width_us):
+        instants, ids = zip(*together, strict=True)
+        yield instants[-1], ids

@@ -60,9 +60,22 @@ def test_due_runs_are_told_without_a_time_those_that_will_be_with_theirs(said: S
 
 
 def test_runs_of_one_millisecond_are_told_together_and_for_the_last_of_them(said: Said) -> None:
-    soon = [(START_US + us, ID[number]) for number, us in enumerate((0, 0, 999, 1_000, 5_300, 5_900))]
+    soon = [(START_US + us, ID[number]) for number, us in enumerate((0, 0, 999, 1_000, 2_300, 2_900))]
     said.hints.send(FENCE, {}, {MAIL: soon, SMS: soon[:1]})
     found = [record for record in said.records(4) if record["queue"] == "mail"]
-    times = [(record["dueAt"] - from_us(START_US)) // timedelta(microseconds=1) for record in found]
-    assert times == [999, 1_000, 5_900]
+    assert [us_after_start(record) for record in found] == [999, 1_000, 2_900]
     assert [record["runIds"] for record in found] == [b"".join(ID[:3]), ID[3], ID[4] + ID[5]]
+
+
+def test_an_owner_who_is_behind_tells_of_many_in_few_records(said: Said) -> None:
+    soon = [(START_US + 100 * number, bytes([number]) * 16) for number in range(100)]
+    said.hints.send(FENCE, {}, {MAIL: soon})
+    found = said.records(4)
+    assert b"".join(record["runIds"] for record in found) == b"".join(run_id for _, run_id in soon)
+    for record in found:
+        last = record["runIds"][-1]
+        assert us_after_start(record) == 100 * last
+
+
+def us_after_start(record: dict[str, Any]) -> int:
+    return int((record["dueAt"] - from_us(START_US)) / timedelta(microseconds=1))
