@@ -8,20 +8,25 @@ What is ours, and why (faust-streaming 0.15.3, pinned; tests/streams/test_faust_
 * Records go to their owners as they were fetched: two tasks, a queue and a turn of a stream for each would cost more
   than all else that is done with it. The inboxes know what was seen, and what is missing.
 * The group is joined at once: there are no tables to wait for.
+* What Faust does by the clock and nobody here needs is left out: while nothing happens its two loops wake for the
+  group's heartbeat, for fetches, and for little else.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import faust
 from aiokafka.errors import IllegalStateError
+from faust.app.base import BootStrategy
 from faust.tables import TableManager
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
 from faust.types import TP
+from mode import Service
 
 from streams.breath import Breath
 from streams.ownership import Ownership
@@ -32,23 +37,74 @@ log = logging.getLogger(__name__)
 TAKE_OVER_WAIT_S = 1.0  # in a rebalance, in which nothing is read; who needs longer joins in by itself
 SESSION_TIMEOUT_S = 6.0
 HEARTBEAT_INTERVAL_S = 1.0
-FETCHER_LOOK_S = 1.0
+FETCHER_LOOK_S = 10.0
+FETCH_WAIT_S = 10.0
+COMMIT_INTERVAL_S = 3600.0  # nothing is ever committed
 
 
 class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
-    """aiokafka's fetcher looks five times a second for what it is told of anyway."""
+    """Waits for records until there are some, or until other partitions may be read: `look_anew` tells.
+
+    aiokafka's fetcher looks five times a second for what it is told of anyway. Faust asks for records anew each second,
+    and both loops have a timer lest they sleep; but whoever has something for them wakes them.
+    """
 
     def _create_worker_consumer(self, transport: Transport) -> Any:
         consumer = super()._create_worker_consumer(transport)
         consumer._consumer_timeout = FETCHER_LOOK_S
         return consumer
 
+    async def getmany(self, active_partitions: set[TP] | None, timeout: float) -> Any:  # noqa: ARG002 - a second
+        """Not by the thread's queue of calls: its two workers are for those that must not wait, such as seeks."""
+        consumer = self._ensure_consumer()
+        fetching = self._fetch_or_wait(consumer, active_partitions, consumer._max_poll_records)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(fetching, self.thread_loop))
+
+    async def _fetch_or_wait(self, consumer: Any, active_partitions: set[TP] | None, max_records: int | None) -> Any:
+        """What has been fetched. After a wait nothing: other partitions may be read by then, and Faust asks again."""
+        records = await self._fetch_records(consumer, active_partitions, timeout=0, max_records=max_records)
+        if not records:
+            some = consumer._fetcher._create_fetch_waiter()
+            try:
+                await asyncio.wait([some], timeout=FETCH_WAIT_S)
+            finally:
+                some.cancel()
+        return records
+
+    def look_anew(self) -> None:
+        """End the wait for records. Any thread may call this."""
+        if self._consumer is not None:
+            self.thread_loop.call_soon_threadsafe(self._end_waits, self._consumer._fetcher)
+
+    def _end_waits(self, fetcher: Any) -> None:
+        for waiter in fetcher._fetch_waiters:
+            fetcher._notify(waiter)
+
+    async def _keepalive2(self) -> None:
+        """Nothing: it would wake both loops each second."""
+
+    @Service.task  # type: ignore[untyped-decorator]
+    async def _thread_keepalive(self) -> None:
+        """Nothing: as above."""
+
 
 class LedgerConsumer(Consumer):  # type: ignore[misc]
     """A consumer whose committed offsets are the ledger's, and whose records go to their owners."""
 
+    _thread: _ConsumerThread
+
     def _new_consumer_thread(self) -> _ConsumerThread:
         return _ConsumerThread(self, loop=self.loop, beacon=self.beacon)
+
+    def resume_flow(self) -> None:
+        """A rebalance is over."""
+        super().resume_flow()
+        self._thread.look_anew()
+
+    def resume_partitions(self, tps: Iterable[TP]) -> None:
+        """Records of these may be passed on from now on, such as have been fetched already, too."""
+        super().resume_partitions(tps)
+        self._thread.look_anew()
 
     async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
         """What Faust asks for what was fetched: nothing comes of it but what the owners' inboxes take in."""
@@ -100,9 +156,17 @@ class LedgerTransport(Transport):  # type: ignore[misc]
     Consumer = LedgerConsumer
 
 
+class _ReadingOnly(BootStrategy):  # type: ignore[misc]
+    """Neither a producer, which would keep a connection, nor statistics, which are sampled each second."""
+
+    enable_kafka_producer = False
+    enable_sensors = False
+
+
 class OwnersApp(faust.App):  # type: ignore[misc]
     """The Faust app of a streams process: it reads the commands topic for its owners."""
 
+    BootStrategy = _ReadingOnly
     ownership: Ownership
     commands_topic: str
 
@@ -144,6 +208,7 @@ def create_owners_app(
         broker_session_timeout=session_timeout_s,
         broker_heartbeat_interval=HEARTBEAT_INTERVAL_S,
         broker_rebalance_timeout=10.0,
+        broker_commit_interval=COMMIT_INTERVAL_S,
         consumer_auto_offset_reset="earliest",
         stream_wait_empty=False,
         **settings,

@@ -9,11 +9,13 @@ from typing import Any
 import aiokafka
 import faust
 import pytest
+from aiokafka.consumer.fetcher import Fetcher
 from faust.app.base import App
 from faust.tables import TableManager
 from faust.transport.conductor import Conductor
 from faust.transport.consumer import Consumer as BaseConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, ConsumerRebalanceListener, Transport
+from mode.threads import MethodQueue
 
 from streams.faust_app import LedgerConsumer, LedgerTransport, OwnersApp
 
@@ -41,6 +43,12 @@ def test_faust_is_the_version_that_was_read() -> None:
         (AIOKafkaConsumerThread, "seek_wait", ["self", "partitions"]),
         (AIOKafkaConsumerThread, "assignment", ["self"]),
         (AIOKafkaConsumerThread, "highwater", ["self", "tp"]),
+        (AIOKafkaConsumerThread, "getmany", ["self", "active_partitions", "timeout"]),
+        (AIOKafkaConsumerThread, "_fetch_records", ["self", "consumer", "active_partitions", "timeout", "max_records"]),
+        (AIOKafkaConsumerThread, "_keepalive2", ["self"]),
+        (BaseConsumer, "resume_flow", ["self"]),
+        (Fetcher, "_create_fetch_waiter", ["self"]),
+        (Fetcher, "_notify", ["self", "future"]),
         (App, "_new_transport", ["self"]),
         (App, "on_rebalance_start", ["self"]),
         (App, "wait_until_stopped", ["self"]),
@@ -69,6 +77,8 @@ def test_what_we_override_or_call_has_the_shape_we_rely_on(home: type, name: str
             "await self.sleep(1.0) if not self.should_stop: await self._update_channels() await self.recovery.start()",
             "we leave out a sleep and nothing else",
         ),
+        (MethodQueue.call, "call_soon_threadsafe(self._queue_put", "a call wakes the thread, which has no timer"),
+        (Fetcher._fetch_requests_routine, "for waiter in self._fetch_waiters", "who waits is told of what was fetched"),
     ],
 )
 def test_faust_still_does_what_we_build_on(method: Any, text: str, why: str) -> None:
