@@ -148,6 +148,26 @@ async def try_lock_relay(conn: Connection) -> bool:
     return bool(row and row[0])
 
 
+# See wake_relay in ledger/schema.sql.
+OUTBOX_CHANNEL = "fencepost_outbox"
+FALL_ASLEEP = "SELECT pg_try_advisory_lock(fence_class(), -2)"
+GET_UP = "SELECT pg_advisory_unlock(fence_class(), -2)"
+
+
+async def try_fall_asleep(conn: Connection) -> bool:
+    """From now on whoever writes to the outbox notifies the channel. False while somebody is writing, who does not.
+
+    Look into the outbox once more after that: what was written before tells nobody.
+    """
+    row = await (await conn.execute(FALL_ASLEEP)).fetchone()
+    return bool(row and row[0])
+
+
+async def get_up(conn: Connection) -> None:
+    """Nobody need notify the channel any more."""
+    await conn.execute(GET_UP)
+
+
 OUTBOX_LAG = "SELECT count(*), coalesce(extract(epoch FROM now() - min(at)), 0)::float8 FROM outbox"
 
 

@@ -254,6 +254,18 @@ CREATE TABLE zone_rules (
 -- The class of our advisory locks on partitions.
 CREATE FUNCTION fence_class() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1179602500';
 
+-- Whoever writes to the outbox wakes the relay, if it sleeps: it does so holding this lock, and looks once more when it has
+-- it, so that it misses nobody. While it is awake nobody notifies: commits that do take turns.
+CREATE FUNCTION wake_relay() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT pg_try_advisory_xact_lock_shared(fence_class(), -2) THEN
+        NOTIFY fencepost_outbox;
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER outbox_wakes_relay AFTER INSERT ON outbox FOR EACH STATEMENT EXECUTE FUNCTION wake_relay();
+
 -- Proves that (partition, epoch, owner) is current and keeps it so until the transaction ends; else raises FP001.
 -- VOLATILE, under READ COMMITTED: the read is a later snapshot than the lock. In one statement, a STABLE function or
 -- REPEATABLE READ it returned the OLD epoch. FOR SHARE instead would starve takeover.

@@ -17,7 +17,16 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from psycopg import AsyncConnection
 
 from ledger.connection import SESSION_OPTIONS, Connection, ledger_errors
-from ledger.outbox import OutboxRow, delete_from_outbox, outbox_lag, read_outbox, try_lock_relay
+from ledger.outbox import (
+    OUTBOX_CHANNEL,
+    OutboxRow,
+    delete_from_outbox,
+    get_up,
+    outbox_lag,
+    read_outbox,
+    try_fall_asleep,
+    try_lock_relay,
+)
 from schemas.codec import Codec
 from schemas.errors import KafkaUnavailable, TryAgain
 from streams.metrics import OUTBOX_EVENTS_PUBLISHED, OUTBOX_LAG_SECONDS, OUTBOX_ROWS
@@ -31,11 +40,8 @@ BATCH_BYTES = 16 * 1024 * 1024
 BATCH_MAX_ROWS = 500
 FIRST_BATCH_ROWS = 16
 
-# A batch costs about a millisecond however small it is, so what comes next waits for company. A look that finds nothing
-# costs half of one: what comes after a long silence is as late as the next look is.
+# A batch costs about a millisecond however small it is, so what comes next waits for company.
 _COMPANY_S = 0.05
-_IDLE_GROWTH = 1.2
-_IDLE_MAX_S = 0.4
 _STANDBY_S = 0.5
 _RETRY_S = 0.5
 _ACK_LOOK_S = 0.5
@@ -45,8 +51,8 @@ _OBSERVE_S = 2.0
 class OutboxRelay:
     """Relays one shard. Any number may run: one holds the shard's relay lock, the others stand by.
 
-    frozen_after_s: whole seconds of silence (a healthy relay is never silent for 3) after which Postgres ends the
-    session, and with it the lock, of a relay whose process is frozen.
+    frozen_after_s: whole seconds of silence after which Postgres ends the session, and with it the lock, of a relay
+    whose process is frozen. A healthy one is silent for no more than a fifth of it.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class OutboxRelay:
         self._shard = shard
         self._session_options = f"{SESSION_OPTIONS} -c idle_session_timeout={frozen_after_s}s"
         self._batch_rows = FIRST_BATCH_ROWS
+        self._longest_sleep_s = frozen_after_s / 5
         self._observed = float("-inf")
         self.active = asyncio.Event()  # set while this relay holds the lock
 
@@ -99,7 +106,7 @@ class OutboxRelay:
 
     async def _relay(self, conn: Connection, stop: asyncio.Event) -> None:
         publisher = EventPublisher(self._bootstrap, self._topics.run_events, self._codec)
-        idle_s = _COMPANY_S
+        alarm = await _Alarm.set(conn)
         try:
             while not stop.is_set():
                 await self._observe(conn)
@@ -108,10 +115,20 @@ class OutboxRelay:
                 if rows:
                     await self._move(conn, publisher, rows, stop)
                 if len(rows) < wanted:
-                    idle_s = _COMPANY_S if rows else min(_IDLE_GROWTH * idle_s, _IDLE_MAX_S)
-                    await _pause(stop, idle_s)
+                    await _pause(stop, _COMPANY_S)
+                if not rows:
+                    await self._sleep(conn, alarm, stop)
         finally:
             await asyncio.to_thread(publisher.close)
+
+    async def _sleep(self, conn: Connection, alarm: _Alarm, stop: asyncio.Event) -> None:
+        """Until there is something in the outbox, or `stop`; not while somebody is writing to it."""
+        alarm.rearm()
+        if not await try_fall_asleep(conn):
+            return
+        while not await self._observe(conn, now=True) and not stop.is_set():
+            await alarm.wait(stop, self._longest_sleep_s)
+        await get_up(conn)
 
     async def _move(
         self, conn: Connection, publisher: EventPublisher, rows: Sequence[OutboxRow], stop: asyncio.Event
@@ -126,14 +143,48 @@ class OutboxRelay:
         OUTBOX_EVENTS_PUBLISHED.labels(self._shard).inc(sum(len(record.events) for record in records))
         self._batch_rows = _next_batch_rows(len(rows), records)
 
-    async def _observe(self, conn: Connection) -> None:
-        """Measure the outbox now and then. It also proves that the session, and so the lock, is still there."""
-        if time.monotonic() - self._observed < _OBSERVE_S:
-            return
+    async def _observe(self, conn: Connection, *, now: bool = False) -> int:
+        """Measure the outbox now, or now and then; how many rows it had, 0 when it was not measured.
+
+        It also proves that the session, and so the lock, is still there.
+        """
+        if not now and time.monotonic() - self._observed < _OBSERVE_S:
+            return 0
         rows, lag_s = await outbox_lag(conn)
         OUTBOX_ROWS.labels(self._shard).set(rows)
         OUTBOX_LAG_SECONDS.labels(self._shard).set(lag_s)
         self._observed = time.monotonic()
+        return rows
+
+
+class _Alarm:
+    """Rings when Postgres has something to tell a session that asks for nothing: a notification, or its end."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        self._rung = asyncio.Event()
+
+    @classmethod
+    async def set(cls, conn: Connection) -> _Alarm:
+        alarm = cls(conn)
+        conn.add_notify_handler(lambda _: alarm._rung.set())  # of one that comes along with the answer to a statement
+        await conn.execute(f"LISTEN {OUTBOX_CHANNEL}")
+        return alarm
+
+    def rearm(self) -> None:
+        self._rung.clear()
+
+    async def wait(self, stop: asyncio.Event, longest_s: float) -> None:
+        """Until it rings, unless it has rung since it was armed; or until `stop`."""
+        loop, waits = asyncio.get_running_loop(), [asyncio.create_task(each.wait()) for each in (self._rung, stop)]
+        loop.add_reader(self._conn.fileno(), self._rung.set)
+        try:
+            await asyncio.wait(waits, timeout=longest_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loop.remove_reader(self._conn.fileno())
+            for each in waits:
+                each.cancel()
+        self.rearm()
 
 
 def _next_batch_rows(rows: int, records: Sequence[EventRecord]) -> int:

@@ -39,7 +39,8 @@ from tests.streams.event_samples import (
 )
 
 DEADLINE_S = 30.0
-RelayStart = Callable[[], AbstractAsyncContextManager[OutboxRelay]]
+RelayStart = Callable[..., AbstractAsyncContextManager[OutboxRelay]]
+NEVER_BY_ITSELF_S = 100 * int(DEADLINE_S)  # as frozen_after_s: a relay that sleeps looks again long after the deadline
 
 
 @pytest.fixture
@@ -52,8 +53,8 @@ def start_relay(ledger_dsn: str, kafka_broker: KafkaBroker, topics: Topics) -> R
     """Runs a relay for the length of a `with` block, which fails if the relay did."""
 
     @asynccontextmanager
-    async def running() -> AsyncIterator[OutboxRelay]:
-        relay = OutboxRelay(ledger_dsn, kafka_broker.bootstrap, topics, Codec())
+    async def running(frozen_after_s: int = 15) -> AsyncIterator[OutboxRelay]:
+        relay = OutboxRelay(ledger_dsn, kafka_broker.bootstrap, topics, Codec(), frozen_after_s=frozen_after_s)
         stop = asyncio.Event()
         task = asyncio.create_task(relay.run(stop))
         try:
@@ -101,6 +102,51 @@ async def test_events_reach_the_topic_and_their_rows_leave_the_outbox(
         ("run_leased", "normal", '{"ok":true}')
     }
     assert OUTBOX_EVENTS_PUBLISHED.labels("0")._value.get() - before == 10
+
+
+async def test_a_relay_that_sleeps_is_woken_by_whoever_writes(
+    start_relay: RelayStart, ledger_pool: Pool, kafka_broker: KafkaBroker, topics: Topics
+) -> None:
+    runs = some_runs(1)
+    async with ledger_pool.connection() as conn, start_relay(NEVER_BY_ITSELF_S):
+        for version in (1, 2):
+            await wait_until_asleep(conn)
+            await put_in_outbox(conn, runs, version)
+            await wait_until_empty(conn)
+        await wait_until_asleep(conn)
+        events = await published(kafka_broker, topics, 2)
+    assert [event["version"] for event in events] == [1, 2]
+
+
+async def test_a_relay_does_not_fall_asleep_beside_a_writer(
+    start_relay: RelayStart, ledger_pool: Pool, kafka_broker: KafkaBroker, topics: Topics
+) -> None:
+    """Who writes while the relay is awake tells nobody, and commits later than the relay looks."""
+    async with ledger_pool.connection() as writer, ledger_pool.connection() as conn:
+        async with start_relay(NEVER_BY_ITSELF_S) as relay:
+            async with writer.transaction():
+                await put_in_outbox(writer, some_runs(1), 1)
+                await asyncio.wait_for(relay.active.wait(), DEADLINE_S)
+                await asyncio.sleep(0.5)  # time for a relay that would
+                assert not await is_asleep(conn)
+            await wait_until_empty(conn)
+        assert len(await published(kafka_broker, topics, 1)) == 1
+
+
+async def is_asleep(conn: Connection) -> bool:
+    """Whether a relay of the test's ledger holds the lock under which it sleeps."""
+    query = """
+        SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database AND datname = current_database()
+        WHERE locktype = 'advisory' AND objid::bigint = 2 ^ 32 - 2 AND mode = 'ExclusiveLock' AND granted
+    """
+    row = await (await conn.execute(query)).fetchone()
+    return bool(row and row[0])
+
+
+async def wait_until_asleep(conn: Connection) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not await is_asleep(conn):  # noqa: ASYNC110 - Postgres tells nobody of a lock
+            await asyncio.sleep(0.02)
 
 
 async def test_every_run_keeps_the_order_of_its_events(
