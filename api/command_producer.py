@@ -16,6 +16,8 @@ from schemas.errors import KafkaUnavailable
 
 log = logging.getLogger(__name__)
 
+LOGS_POLL_S = 10.0  # what the library has to say while nothing is sent
+
 
 class CommandProducer:
     """Writes single commands, keyed by job id, with the Java client's partitioner. Belongs to one event loop.
@@ -47,7 +49,8 @@ class CommandProducer:
             },
             logger=log,
         )
-        self._stopping = threading.Event()
+        self._stopping = False
+        self._sent = threading.Event()
         self._thread = threading.Thread(target=self._serve_acks, name="command-acks", daemon=True)
         self._thread.start()
 
@@ -69,6 +72,7 @@ class CommandProducer:
                 key=str(command.job_id).encode(),
                 on_delivery=on_delivery,
             )
+            self._sent.set()
             await asyncio.wait_for(acked, self._ack_within_s + 1.0)
         except TimeoutError as error:
             raise KafkaUnavailable("Kafka did not take the command in time") from error
@@ -86,12 +90,17 @@ class CommandProducer:
     async def stop(self) -> None:
         """Wait for the acks that are due."""
         await asyncio.to_thread(self._producer.flush, self._ack_within_s)
-        self._stopping.set()
+        self._stopping = True
+        self._sent.set()
         await asyncio.to_thread(self._thread.join)
 
     def _serve_acks(self) -> None:
-        while not self._stopping.is_set():
-            self._producer.poll(self._idle_s)
+        while not self._stopping:
+            self._sent.wait(LOGS_POLL_S)
+            self._sent.clear()
+            self._producer.poll(0)
+            while len(self._producer) and not self._stopping:
+                self._producer.poll(self._idle_s)
 
 
 def _settle(acked: asyncio.Future[None], error: KafkaError | None) -> None:

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 500  # records; each has up to a thousand events
 EVENTS_AT_ONCE = 2_000  # on the loop, some 10 ms
-POLL_S = 0.25
+POLL_S = 0.2  # the library wakes as often by itself; so long may what is newly assigned wait
 OFFSET_TIMEOUT_S = 5.0
 # In the order of Event's.
 _FIELDS = (

@@ -30,6 +30,7 @@ STREAM_GATHER_S = 1.0
 BATCH_EVENTS = 20_000
 READ_RECORDS = 32  # at once; each has up to a thousand events
 IDLE_S = 0.5  # waited for the first record of a batch, and at most for the end
+MEASURE_S = 5.0  # while nothing comes
 _RETRY_S = 1.0
 _METADATA_TIMEOUT_S = 5.0
 
@@ -72,6 +73,7 @@ class HistoryProjector:
         self._idle_s = idle_s
         self._lag: Mapping[int, int] = {}
         self._was_silent = True
+        self._measured = float("-inf")
 
     @property
     def lag(self) -> Mapping[int, int]:
@@ -97,7 +99,7 @@ class HistoryProjector:
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "earliest",
-                "fetch.wait.max.ms": 500,
+                "fetch.wait.max.ms": 1000,  # a broker answers once there is something, the fallback one after this
                 "queued.max.messages.kbytes": 32 * 1024,
                 "reconnect.backoff.ms": 500,
                 "reconnect.backoff.max.ms": 2000,
@@ -125,7 +127,8 @@ class HistoryProjector:
         while not stop.is_set():
             if batches := self._gather(consumer):
                 self._append(batches)
-            self._measure(consumer, assignment)
+            if batches or time.monotonic() - self._measured >= MEASURE_S:
+                self._measure(consumer, assignment)
 
     def _gather(self, consumer: Consumer) -> list[Batch]:
         """What comes within the time to gather after a first record, or a full batch before that."""
@@ -185,7 +188,7 @@ class HistoryProjector:
             _, end = consumer.get_watermark_offsets(position, cached=True)
             lag[position.partition] = max(end - max(position.offset, 0), 0) if end >= 0 else 0
             HISTORY_LAG_RECORDS.labels(position.partition).set(lag[position.partition])
-        self._lag = lag
+        self._lag, self._measured = lag, time.monotonic()
 
 
 def event_row(event: Record, partition: int, offset: int) -> EventRow:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -43,17 +44,20 @@ class CommandReturns:
         self, bootstrap: str, commands: str, rejected: str, codec: Codec, kafka_config: Mapping[str, Any] | None = None
     ) -> None:
         self._commands, self._rejected, self._codec = commands, rejected, codec
-        self._producer = Producer(
-            {
-                "bootstrap.servers": bootstrap,
-                "acks": "all",
-                "enable.idempotence": True,
-                "linger.ms": 1,
-                "message.timeout.ms": int(PUBLISH_TIMEOUT_S * 1000),
-                "message.max.bytes": 8 << 20,
-                **(kafka_config or {}),
-            }
-        )
+        self._config: dict[str, Any] = {
+            "bootstrap.servers": bootstrap,
+            "acks": "all",
+            "enable.idempotence": True,
+            "linger.ms": 1,
+            "message.timeout.ms": int(PUBLISH_TIMEOUT_S * 1000),
+            "message.max.bytes": 8 << 20,
+            **(kafka_config or {}),
+        }
+
+    @cached_property
+    def _producer(self) -> Producer:
+        """Made for the first record, which rarely comes: threads of one that has nothing to do wake each second."""
+        return Producer(self._config)
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
         """Publish rejections; returns once Kafka has them all. Raises KafkaUnavailable, and some may be published.
@@ -99,8 +103,9 @@ class CommandReturns:
 
     def close(self) -> None:
         """What is still on its way was given up by its caller."""
-        self._producer.purge()
-        self._producer.close()
+        if "_producer" in vars(self):
+            self._producer.purge()
+            self._producer.close()
 
 
 def _record(rejection: Rejection, *, with_bytes: bool) -> dict[str, Any]:
