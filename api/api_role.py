@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Iterator
+from email.utils import formatdate
 
 import uvicorn
+from uvicorn.server import ServerState
 
 from api.app import Api, ApiSettings
 from ledger.shards import Shards
 
 STOP_GRACE_S = 10
 KEEP_ALIVE_S = 75
-DATE_EVERY_S = 1.0
 BACKLOG = 2_048
 
 
@@ -69,11 +71,28 @@ class ApiRole:
             await serving
 
 
+class _DatedState(ServerState):
+    """What uvicorn's protocols take the Date header from: made when somebody asks for it, not each second."""
+
+    _second, _headers = 0, list[tuple[bytes, bytes]]()
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        if self._second != (second := int(time.time())):
+            self._second, self._headers = second, [(b"date", formatdate(second, usegmt=True).encode())]
+        return self._headers
+
+    @default_headers.setter
+    def default_headers(self, _: list[tuple[bytes, bytes]]) -> None:
+        """uvicorn's own, which would stay the same."""
+
+
 class _EmbeddedServer(uvicorn.Server):
     """uvicorn inside a loop whose signals belong to the composition root."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
+        self.server_state = _DatedState()
         self._stopping = asyncio.Event()
 
     @contextlib.contextmanager
@@ -82,9 +101,7 @@ class _EmbeddedServer(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """Until `stop`, which uvicorn itself would look for ten times a second; all else it does is the Date header."""
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), DATE_EVERY_S)
+        await self._stopping.wait()
 
     def stop(self) -> None:
         self.should_exit = True

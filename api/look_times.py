@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from api.ready_index import Queue
 
-RAREST = 8  # intervals between two looks at a queue of which hints tell all
+# Intervals between two looks at a queue of which hints tell all. They are for what nobody foresaw: a hint that was lost
+# its owner sends again after 5 s, and once it is known that hints get lost every queue is looked at.
+RAREST = 32
 SOON_S = 0.05
 # An owner hints a run that nobody leases once a minute at least: a queue that is paused stays in doubt while it has
 # such, so that another process's resumption is seen as soon as ever.

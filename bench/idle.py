@@ -25,7 +25,7 @@ from fencepost import CommandProducer, JobSpec, cron
 from fencepostd.local import LOCAL_TENANT, Local
 
 SETTLE_S = 10.0  # what creating so many left to be done must be over
-WAITING_SETTLE_S = 30.0  # of queues that were not waited on before: after that they are looked at as rarely as ever
+WAITING_SETTLE_S = 60.0  # of queues that were not waited on before: after that they are looked at as rarely as ever
 QUEUES_A_POLL = 100
 WAITING, WAITING_TOGETHER = "waiting queues", f"waiting queues, {QUEUES_A_POLL} a poll"
 

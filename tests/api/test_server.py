@@ -6,6 +6,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4
@@ -101,6 +103,14 @@ async def test_the_whole_way_over_http(served: Served, owner: Owner) -> None:
     items = [{"runId": run["runId"], "leaseToken": run["leaseToken"]} for run in runs]
     answer = (await served.post("/v1/runs/complete", {"runs": items})).json()
     assert [result["status"] for result in answer["results"]] == [200] * 20
+
+
+async def test_every_answer_tells_when_it_was_made(served: Served) -> None:
+    for _ in range(2):
+        began = datetime.now(UTC).replace(microsecond=0)
+        answer = await served.client.get("/healthz")
+        assert began <= parsedate_to_datetime(answer.headers["date"]) <= datetime.now(UTC)
+        await asyncio.sleep(1.0)  # so that the second has another
 
 
 async def test_a_client_that_hangs_up_while_it_waits_is_forgotten(served: Served, owner: Owner) -> None:
