@@ -22,7 +22,6 @@ from ledger.shards import Shards
 
 PARTITIONS = 16
 IDLE_S = 0.02  # of threads that hear of Kafka: with the product's own half second each test's end would wait for them
-LOOK_EVERY_S = (0.1, 0.2)  # of an API, at a queue of which nobody sends hints
 PATIENCE_S = 30.0  # of callers who wait for a command to be applied, which a busy machine may take its time over
 
 

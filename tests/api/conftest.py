@@ -27,7 +27,7 @@ from streams.history_service import HistoryRole
 from streams.outbox_relay import OutboxRelay
 from streams.topics import Topics, create_topics
 from tests.api.owner import Owner
-from tests.ledger_fixtures import IDLE_S, LOOK_EVERY_S, PARTITIONS, PATIENCE_S
+from tests.ledger_fixtures import IDLE_S, PARTITIONS, PATIENCE_S
 
 TENANT = "acme"
 
@@ -59,7 +59,15 @@ def patience_s() -> float:
 
 
 @pytest.fixture
-def settings(kafka_broker: KafkaBroker, topics: Topics, patience_s: float) -> ApiSettings:
+def look_every_s() -> tuple[float, float]:
+    """How often a queue is looked at on which a call waits; a test that no look may meddle with has more."""
+    return 0.1, 0.2
+
+
+@pytest.fixture
+def settings(
+    kafka_broker: KafkaBroker, topics: Topics, patience_s: float, look_every_s: tuple[float, float]
+) -> ApiSettings:
     return ApiSettings(
         bootstrap=kafka_broker.bootstrap,
         commands_topic=topics.commands,
@@ -67,7 +75,7 @@ def settings(kafka_broker: KafkaBroker, topics: Topics, patience_s: float) -> Ap
         codec=Codec(),
         applied_within_s=patience_s,
         history_catches_up_s=PATIENCE_S,
-        look_every_s=LOOK_EVERY_S,
+        look_every_s=look_every_s,
         idle_s=IDLE_S,
     )
 

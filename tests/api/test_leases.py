@@ -34,6 +34,10 @@ async def state_of(pool: Pool, run_id: UUID) -> tuple[str, int]:
     return run.state, run.attempt
 
 
+# What a look after the first would find is not what these tests are about.
+seldom_looked_at = pytest.mark.parametrize("look_every_s", [(60.0, 60.0)])
+
+
 async def waiting(api: Api, count: int) -> None:
     """Return once so many lease calls wait."""
     async with asyncio.timeout(20):
@@ -116,10 +120,10 @@ async def test_a_long_poll_comes_back_empty_after_its_wait(worker: Caller) -> No
     assert time.monotonic() - began >= 0.4
 
 
+@seldom_looked_at
 async def test_a_hint_answers_a_waiting_poll_without_a_look_into_the_ledger(
-    api: Api, worker: Caller, owner: Owner, monkeypatch: pytest.MonkeyPatch
+    api: Api, worker: Caller, owner: Owner
 ) -> None:
-    monkeypatch.setattr(api.poll, "_interval_s", (60.0, 60.0))
     assert await asyncio.to_thread(api.hints.positioned.wait, 10)
     poll = asyncio.create_task(worker.lease(waitSeconds=20))
     await waiting(api, 1)
@@ -160,6 +164,7 @@ async def hinted_ahead(api: Api, owner: Owner, pool: Pool) -> tuple[UUID, dateti
     return run_id, run.due_at
 
 
+@seldom_looked_at
 async def test_a_run_that_is_hinted_ahead_is_leased_when_it_is_due_and_no_claim_is_refused(
     api: Api, worker: Caller, owner: Owner, ledger_pool: Pool
 ) -> None:
@@ -174,6 +179,7 @@ async def test_a_run_that_is_hinted_ahead_is_leased_when_it_is_due_and_no_claim_
     assert api.metrics.wasted_claims._value.get() == 0
 
 
+@seldom_looked_at
 async def test_a_run_that_is_gone_when_its_time_comes_costs_a_wasted_claim(
     api: Api, worker: Caller, owner: Owner, ledger_pool: Pool
 ) -> None:
@@ -203,6 +209,7 @@ async def test_a_hint_of_an_owner_who_lost_its_partition_leases_nothing(
     assert api.metrics.wasted_claims._value.get() >= 1
 
 
+@seldom_looked_at
 async def test_two_workers_share_what_becomes_due(api: Api, callers: Callers, owner: Owner) -> None:
     first, second = await callers("worker"), await callers("worker")
     polls = [asyncio.create_task(worker.lease(waitSeconds=10)) for worker in (first, second)]
@@ -291,11 +298,9 @@ async def test_closing_answers_everybody_who_waits_with_nothing(api: Api, worker
     assert time.monotonic() - began < 20
 
 
-async def test_a_backlog_larger_than_one_look_is_leased_without_pause(
-    api: Api, worker: Caller, owner: Owner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@seldom_looked_at
+async def test_a_backlog_larger_than_one_look_is_leased_without_pause(worker: Caller, owner: Owner) -> None:
     made = await owner.make_due(2_500)
-    monkeypatch.setattr(api.poll, "_interval_s", (60.0, 60.0))  # what a pause would be
     got = [run_id for _ in range(5) for run_id in ids(await worker.lease(max=500, waitSeconds=10))]
     assert sorted(got) == sorted(made)
 

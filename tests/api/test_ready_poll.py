@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,7 +21,7 @@ from ledger.leases import LeaseAsk, lease_runs
 from ledger.runs import DueRun, find_due
 from ledger.shards import Shards
 from tests.api.owner import Owner
-from tests.ledger_fixtures import PARTITIONS
+from tests.ledger_fixtures import PARTITIONS, PATIENCE_S
 
 MAIL, SMS = ("acme", "mail"), ("acme", "sms")
 
@@ -124,13 +124,15 @@ async def test_a_queue_with_more_than_a_look_brings_is_looked_at_again_at_once(l
 
 async def test_it_goes_on_after_the_ledger_was_away(ledger_dsn: str, owner: Owner) -> None:
     [run_id] = await owner.make_due()
-    async with open_ledger_pool(ledger_dsn, size=1) as pool:
+    async with open_ledger_pool(ledger_dsn, size=1) as pool, AsyncExitStack() as away:
+        # The only session: whoever wants one meets a ledger that is away.
+        await away.enter_async_context(pool.connection(timeout=PATIENCE_S))
         pool.timeout = 0.05
         async with polling(pool, (0.1, 0.1)) as poll:
-            async with pool.connection():  # the only session: whoever wants one meets a ledger that is away
-                wait = poll.wait(MAIL)
-                while poll.looks() < 2:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            wait = poll.wait(MAIL)
+            while poll.looks() < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await away.aclose()
             assert [run.run_id for run in await wait()] == [run_id]
 
 

@@ -47,7 +47,7 @@ from tests.api.owner import Owner
 from tests.connectors.client.webhook.receiver import answer, case, fixed, json_answer, never, receiving, webhook
 from tests.connectors.client.wire import Wire
 from tests.connectors.client.worker_bench import eventually
-from tests.ledger_fixtures import IDLE_S, LOOK_EVERY_S, PARTITIONS, PATIENCE_S
+from tests.ledger_fixtures import IDLE_S, PARTITIONS, PATIENCE_S
 
 TENANT = "acme"
 
@@ -73,7 +73,7 @@ async def api_url(shards: Shards, kafka_broker: KafkaBroker, topics: Topics, pat
         ready_topic=topics.ready,
         codec=Codec(),
         applied_within_s=patience_s,
-        look_every_s=LOOK_EVERY_S,
+        look_every_s=(0.1, 0.2),
         idle_s=IDLE_S,
     )
     role, stop = ApiRole(shards, "127.0.0.1", 0, settings), asyncio.Event()
