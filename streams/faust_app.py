@@ -72,13 +72,14 @@ class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
         return records
 
     def look_anew(self) -> None:
-        """End the wait for records. Any thread may call this."""
-        if self._consumer is not None:
-            self.thread_loop.call_soon_threadsafe(self._end_waits, self._consumer._fetcher)
+        """End the wait for records, which a stop ends by itself. Called in the loop that Faust runs in."""
+        if not self.should_stop:
+            self.thread_loop.call_soon_threadsafe(self._end_waits)
 
-    def _end_waits(self, fetcher: Any) -> None:
-        for waiter in fetcher._fetch_waiters:
-            fetcher._notify(waiter)
+    def _end_waits(self) -> None:
+        if self._consumer is not None and (fetcher := self._consumer._fetcher) is not None:
+            for waiter in fetcher._fetch_waiters:
+                fetcher._notify(waiter)
 
     async def _keepalive2(self) -> None:
         """Nothing: it would wake both loops each second."""
