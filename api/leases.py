@@ -32,6 +32,10 @@ from schemas.ids import idempotent_id
 # A call that will not wait is answered by a look into the ledger, or at once when that was done just before: a queue
 # without hints would seem empty for ever. This bounds how long such a look may hold it up.
 LOOK_S = 1.0
+# Long waits end together, up to so much early: thousands of polls, each with a wake-up of its own to end it and another
+# for the client's next, cost twice as much.
+END_TOGETHER_S = 0.1
+LONG_WAIT_S = 2.0
 RECALL_S = 1.0  # a shard that is slower keeps leases that nobody knows of until they expire
 
 
@@ -141,7 +145,7 @@ class Leases:
                 woken.set_result(None)
 
         waiter = Waiter(asked.queues, asked.body.max, wake, patient=patient)
-        timer = loop.call_later(left_s if patient else LOOK_S, wake)
+        timer = loop.call_at(_end(loop.time() + left_s, left_s) if patient else loop.time() + LOOK_S, wake)
         hung_up.add_done_callback(wake)
         self._enter(waiter)
         try:
@@ -168,6 +172,11 @@ class Leases:
             self._waiting.discard(waiter.wake)
         self._index.leave(waiter)
         self._metrics.long_polls_waiting.dec()
+
+
+def _end(until: float, left_s: float) -> float:
+    """When to end a wait that may last until then, by the loop's clock."""
+    return until - until % END_TOGETHER_S if left_s >= LONG_WAIT_S else until
 
 
 def _told(run: LeasedRun) -> http.LeasedRun:

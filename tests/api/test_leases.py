@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from api.app import Api
+from api.leases import END_TOGETHER_S, LONG_WAIT_S, _end
 from ledger.connection import Pool, session
 from ledger.fence import take_over
 from ledger.runs import read_run
@@ -411,3 +412,11 @@ async def test_leases_are_measured(api: Api, worker: Caller, owner: Owner) -> No
     assert 'fencepost_api_leases_total{lane="high"} 3.0' in text
     assert 'fencepost_api_lateness_ms_bucket{le="1000"} 0.0' in text
     assert 'fencepost_api_lateness_ms_bucket{le="5000"} 3.0' in text
+
+
+def test_long_waits_end_together_a_little_early_and_short_ones_when_they_should() -> None:
+    ends = {_end(1000.01 + n / 1000, LONG_WAIT_S) for n in range(80)}
+    assert len(ends) == 1
+    [end] = ends
+    assert 1000.01 - END_TOGETHER_S < end <= 1000.01
+    assert _end(1000.01, LONG_WAIT_S - 0.1) == 1000.01
