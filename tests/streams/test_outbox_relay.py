@@ -20,7 +20,7 @@ from ledger.connection import Connection, Pool
 from ledger.outbox import read_outbox
 from schemas.codec import Codec
 from schemas.errors import KafkaUnavailable
-from streams.metrics import OUTBOX_EVENTS_PUBLISHED
+from streams.metrics import OUTBOX_EVENTS_PUBLISHED, OUTBOX_ROWS
 from streams.outbox_events import EventRecord
 from streams.outbox_relay import (
     BATCH_MAX_ROWS,
@@ -37,6 +37,7 @@ from tests.streams.event_samples import (
     reading,
     without_repetitions,
 )
+from tests.streams.waiting import until
 
 DEADLINE_S = 30.0
 RelayStart = Callable[..., AbstractAsyncContextManager[OutboxRelay]]
@@ -299,7 +300,7 @@ async def test_while_kafka_is_away_rows_wait_and_relays_may_stop_and_start_and_t
             await asyncio.to_thread(broker_away)
             for version in range(2, 50):
                 await put_in_outbox(conn, runs, version)
-            await asyncio.sleep(1.0)  # time for a relay that would give up or lose them
+            await until(lambda: OUTBOX_ROWS.labels("0")._value.get() == 48)  # it tells while it waits for Kafka
             assert relay.active.is_set()
         assert len(await read_outbox(conn, 100)) == 48
         async with start_relay() as relay:
