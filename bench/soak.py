@@ -3,7 +3,7 @@
     python -m bench.soak [--minutes 60] [--load 0.7] [--rate RUNS_A_SECOND] [--period 60]
 
 The load is jobs that fire every minute, spread evenly over it, executed by one worker process. What the machine can do
-is found first: the CPU time that everything takes at two small rates gives that of one run, and the cores over that
+is found first: the CPU time that all of it takes at two small rates gives that of one run, and the cores over that
 are the rate that would fill them. Then the rate is held. Each minute is a sample: how late runs started, the sizes of
 the ledger's hot tables and of their indexes, and of each role the memory that is its own and its open files. What is
 told is the median of the last quarter beside that of the second; the first quarter is warming up. The history and the
@@ -21,8 +21,9 @@ import click
 import psutil
 import psycopg
 
-from bench.cluster import cluster, report, say, scalar, wait_until
+from bench.cluster import cluster, cpu_seconds, report, say, scalar, wait_until
 from bench.compare import Figures
+from bench.cpu import with_children_s
 from bench.steady_worker import SteadyWorker, steady_worker
 from fencepost import CommandProducer, JobSpec, every
 from fencepostd.local import LOCAL_TENANT, Local
@@ -70,6 +71,10 @@ class Watch:
         for name, at in (("min", 0.0), ("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
             figures[f"lateness {name}, ms"] = late[int(at * (len(late) - 1))] if late else float("nan")
         return {**figures, **self._sizes(), **self._processes()}
+
+    def busy_s(self) -> float:
+        """The CPU time that the stack and the worker have used so far, whatever else this machine does."""
+        return sum(cpu_seconds(self._local).values()) + with_children_s(self._worker.pid)
 
     def _sizes(self) -> Figures:
         with psycopg.connect(self._local.stack.dsn, autocommit=True) as conn:
@@ -119,20 +124,14 @@ def full_rate(load: Load, watch: Watch) -> float:
     for rate in (FIRST_LOOK, SECOND_LOOK):
         load.raise_to(rate)
         watch.sample(SETTLE_S)
-        busy, began = _busy_s(), time.monotonic()
+        busy, began = watch.busy_s(), time.monotonic()
         runs = watch.sample(LOOK_S)["runs/s"]
-        used.append((runs, (_busy_s() - busy) / (time.monotonic() - began)))
+        used.append((runs, (watch.busy_s() - busy) / (time.monotonic() - began)))
     (slow, little), (fast, more) = used
     a_run_s = (more - little) / (fast - slow)
     found = ((psutil.cpu_count() or 1) - (little - slow * a_run_s)) / a_run_s
     say(f"soak: a run takes {a_run_s * 1e6:,.0f} µs of CPU time, so {found:,.0f} runs/s fill this machine")
     return found
-
-
-def _busy_s() -> float:
-    """What all processors of the machine have worked so far."""
-    times = psutil.cpu_times()
-    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
 
 
 def soak(watch: Watch, minutes: int) -> Figures:

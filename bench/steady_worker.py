@@ -29,7 +29,7 @@ class SteadyWorker:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        self._ask, self._answer = process.stdin, process.stdout
+        self._ask, self._answer, self.pid = process.stdin, process.stdout, process.pid
 
     def lateness_ms(self) -> list[float]:
         """Of the runs that have started since the last call, least first."""
