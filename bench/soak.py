@@ -2,12 +2,12 @@
 
     python -m bench.soak [--minutes 60] [--load 0.7] [--rate RUNS_A_SECOND] [--period 60]
 
-The load is jobs that fire every minute, spread evenly over it, executed by one worker process. What the machine can do
-is found first: the CPU time that all of it takes at two small rates gives that of one run, and the cores over that
-are the rate that would fill them. Then the rate is held. Each minute is a sample: how late runs started, the sizes of
-the ledger's hot tables and of their indexes, and of each role the memory that is its own and its open files. What is
-told is the median of the last quarter beside that of the second; the first quarter is warming up. The history and the
-topics grow, for that is what they are for.
+The load is jobs that fire every minute, spread evenly over it, executed by one worker process. Their number is raised
+until the stack and the worker use that share of the machine's CPU time: a run takes the less the more there are, so
+what one takes at a small rate does not tell where that is. Then the rate is held. Each minute is a sample: how late
+runs started, the sizes of the ledger's hot tables and of their indexes, and of each role the memory that is its own and
+its open files. What is told is the median of the last quarter beside that of the second; the first quarter is warming
+up. The history and the topics grow, for that is what they are for.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from fencepostd.local import LOCAL_TENANT, Local
 
 QUEUE = "soak"
 SAMPLE_S = 60.0
-FIRST_LOOK, SECOND_LOOK = 200.0, 1_000.0  # runs a second
-LOOK_S, SETTLE_S = 20.0, 10.0
+FIRST_RATE = 100.0  # runs a second
+STEP = 1.5  # at most so many times as much
+NEAR = 0.95  # of the share is near enough
+WARM_UP_S, SETTLE_S, LOOK_S = 30.0, 10.0, 20.0
 TABLES = ("runs", "jobs", "outbox", "applied_commands", "lease_requests", "partitions")
 APART = ("kafka",)  # whose files grow with the topics
 
@@ -113,25 +115,25 @@ def measure(local: Local, minutes: int, share: float, rate: float | None, period
     load = Load(local, period_s)
     with steady_worker(local, QUEUE) as worker:
         watch = Watch(local, worker)
-        rate = rate or share * full_rate(load, watch)
+        if rate is None:
+            rate = rate_that_uses(share, load, watch)
         load.raise_to(rate)
         return {"asked for, runs/s": rate, "watched, minutes": float(minutes), **soak(watch, minutes)}
 
 
-def full_rate(load: Load, watch: Watch) -> float:
-    """The runs a second that would fill the machine, by the CPU time that the second of two small rates adds."""
-    used = []
-    for rate in (FIRST_LOOK, SECOND_LOOK):
+def rate_that_uses(share: float, load: Load, watch: Watch) -> float:
+    """The runs a second at which the stack and the worker use that share of all processors."""
+    rate, settle_s = FIRST_RATE, WARM_UP_S
+    while True:
         load.raise_to(rate)
-        watch.sample(SETTLE_S)
+        watch.sample(settle_s)
         busy, began = watch.busy_s(), time.monotonic()
         runs = watch.sample(LOOK_S)["runs/s"]
-        used.append((runs, (watch.busy_s() - busy) / (time.monotonic() - began)))
-    (slow, little), (fast, more) = used
-    a_run_s = (more - little) / (fast - slow)
-    found = ((psutil.cpu_count() or 1) - (little - slow * a_run_s)) / a_run_s
-    say(f"soak: a run takes {a_run_s * 1e6:,.0f} µs of CPU time, so {found:,.0f} runs/s fill this machine")
-    return found
+        used = (watch.busy_s() - busy) / (time.monotonic() - began) / (psutil.cpu_count() or 1)
+        say(f"soak: {runs:,.0f} runs/s use {used:.0%} of this machine")
+        if used >= NEAR * share:
+            return rate
+        rate, settle_s = rate * min(STEP, share / used), SETTLE_S
 
 
 def soak(watch: Watch, minutes: int) -> Figures:
@@ -152,7 +154,7 @@ def soak(watch: Watch, minutes: int) -> Figures:
 
 @click.command(help=__doc__)
 @click.option("--minutes", default=60, show_default=True)
-@click.option("--load", "share", default=0.7, show_default=True, help="of what the machine can do")
+@click.option("--load", "share", default=0.7, show_default=True, help="of the machine's CPU time")
 @click.option("--rate", type=float, help="runs a second, instead of that share")
 @click.option("--period", default=60, show_default=True, help="seconds after which each job fires again")
 def main(minutes: int, share: float, rate: float | None, period: int) -> None:
