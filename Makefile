@@ -81,7 +81,7 @@ bench-scale: setup  ## 20,000,000 recurring schedules: loading, owning, next fir
 bench-shards: setup  ## CPU time of a run with 1, 2 and 4 shards, owners and APIs
 	python -m bench.shards $(BENCH)
 
-bench-soak: setup  ## an hour at 70 % of what this machine can do: does anything grow?
+bench-soak: setup  ## an hour at 70 % of this machine's CPU time: does anything grow?
 	python -m bench.soak $(BENCH)
 
 up: setup  ## start everything on this machine, with its data under state/
