@@ -37,18 +37,16 @@ class CommandProducer:
     ) -> None:
         self._topic, self._codec, self._ack_within_s = topic, codec, ack_within_s
         self._idle_s = idle_s
-        self._producer = Producer(
-            {
-                "bootstrap.servers": bootstrap,
-                "acks": "all",
-                "enable.idempotence": True,
-                "partitioner": "murmur2_random",
-                "linger.ms": 1,
-                "message.timeout.ms": int(ack_within_s * 1000),
-                **(kafka_config or {}),
-            },
-            logger=log,
-        )
+        self._config: dict[str, Any] = {
+            "bootstrap.servers": bootstrap,
+            "acks": "all",
+            "enable.idempotence": True,
+            "partitioner": "murmur2_random",
+            "linger.ms": 1,
+            "message.timeout.ms": int(ack_within_s * 1000),
+            **(kafka_config or {}),
+        }
+        self._producer = Producer(self._config, logger=log)
         self._stopping = False
         self._sent = threading.Event()
         self._thread = threading.Thread(target=self._serve_acks, name="command-acks", daemon=True)
@@ -59,14 +57,14 @@ class CommandProducer:
 
         Raises KafkaUnavailable: then it may or may not have it, and the same command id may be sent again.
         """
-        loop = asyncio.get_running_loop()
+        loop, producer = asyncio.get_running_loop(), self._producer
         acked: asyncio.Future[None] = loop.create_future()
 
         def on_delivery(error: KafkaError | None, _: Message) -> None:
             loop.call_soon_threadsafe(_settle, acked, error)
 
         try:
-            self._producer.produce(
+            producer.produce(
                 self._topic,
                 encode_command(self._codec, command),
                 key=str(command.job_id).encode(),
@@ -77,7 +75,16 @@ class CommandProducer:
         except TimeoutError as error:
             raise KafkaUnavailable("Kafka did not take the command in time") from error
         except (BufferError, KafkaException) as error:
+            self._renew_if_fatal(producer, error.args[0])
             raise KafkaUnavailable(f"Kafka did not take the command: {error}") from error
+
+    def _renew_if_fatal(self, producer: Producer, error: object) -> None:
+        """After a fatal error a producer takes nothing any more: another takes its place, and who waits is told."""
+        if producer is self._producer and isinstance(error, KafkaError) and error.fatal():
+            log.error("commands go out by another producer after a fatal error: %s", error)
+            self._producer = Producer(self._config, logger=log)
+            producer.purge()
+            producer.poll(0)
 
     def reachable(self, timeout_s: float) -> bool:
         """Whether a broker knows the commands topic. Blocks: call it from a thread."""

@@ -40,6 +40,9 @@ HEARTBEAT_INTERVAL_S = 1.0
 FETCHER_LOOK_S = 10.0
 FETCH_WAIT_S = 10.0
 COMMIT_INTERVAL_S = 3600.0  # nothing is ever committed
+# Who cannot go on, since the ledger is away, reads nothing, and by Kafka's rule would leave the group after a while.
+# The work is not done in the loop that reads, so that rule would find nobody who hangs.
+MAX_POLL_INTERVAL_S = 20 * 86400.0
 
 
 class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
@@ -209,6 +212,7 @@ def create_owners_app(
         broker_session_timeout=session_timeout_s,
         broker_heartbeat_interval=HEARTBEAT_INTERVAL_S,
         broker_rebalance_timeout=10.0,
+        broker_max_poll_interval=MAX_POLL_INTERVAL_S,
         broker_commit_interval=COMMIT_INTERVAL_S,
         consumer_auto_offset_reset="earliest",
         stream_wait_empty=False,

@@ -80,6 +80,7 @@ class CommandReturns:
         COMMANDS_FORWARDED.inc(len(commands))
 
     async def _publish(self, records: Sequence[tuple[str, int, bytes | None, bytes]]) -> None:
+        producer = self._producer
         answers: list[KafkaError | None] = []
 
         def delivered(error: KafkaError | None, _message: Message) -> None:
@@ -87,19 +88,28 @@ class CommandReturns:
 
         try:
             for topic, partition, key, value in records:
-                self._producer.produce(topic, value, key=key, partition=partition, on_delivery=delivered)
+                producer.produce(topic, value, key=key, partition=partition, on_delivery=delivered)
         except (BufferError, KafkaException) as error:
+            self._drop_if_fatal(producer, [error.args[0]])
             raise KafkaUnavailable(str(error)) from error
         # Our own answers only, not a flush: owners share the producer, and one that waits must not hold up the others.
         deadline = time.monotonic() + PUBLISH_TIMEOUT_S + 1.0
         while len(answers) < len(records) and time.monotonic() < deadline:
-            if not self._producer.poll(0):
+            if not producer.poll(0):
                 await asyncio.sleep(0.002)
         failures = [error for error in answers if error is not None]
+        self._drop_if_fatal(producer, failures)
         if failures or len(answers) < len(records):
             raise KafkaUnavailable(
                 f"Kafka took {len(answers) - len(failures)} of {len(records)} records: {failures[:1]}"
             )
+
+    def _drop_if_fatal(self, producer: Producer, errors: Sequence[object]) -> None:
+        """After a fatal error it takes nothing any more: the next try makes another. Who waits for this one is told."""
+        is_fatal = any(isinstance(error, KafkaError) and error.fatal() for error in errors)
+        if is_fatal and "_producer" in vars(self) and self._producer is producer:
+            del self._producer
+            producer.purge()
 
     def close(self) -> None:
         """What is still on its way was given up by its caller."""

@@ -12,6 +12,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from api import command_producer
 from api.app import Api, ApiSettings
 from api.command_producer import CommandProducer
 from ledger.connection import Pool, session
@@ -23,6 +24,7 @@ from schemas.errors import KafkaUnavailable
 from schemas.ids import idempotent_id, new_id
 from tests.api.conftest import Caller, Callers
 from tests.api.owner import Owner
+from tests.fatal_producer import fatal_at_first
 from tests.ledger_fixtures import PARTITIONS
 
 HOURLY = {"queue": "mail", "schedule": {"everySeconds": 3600}}
@@ -303,6 +305,18 @@ async def test_without_kafka_a_command_is_refused_for_now(settings: ApiSettings)
     with pytest.raises(KafkaUnavailable):
         await producer.send(command)
     assert not await asyncio.to_thread(producer.reachable, 0.2)
+    await producer.stop()
+
+
+async def test_after_a_fatal_error_commands_go_out_by_another_producer(
+    settings: ApiSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_producer, "Producer", fatal_at_first())
+    producer = CommandProducer(settings.bootstrap, settings.commands_topic, settings.codec, idle_s=settings.idle_s)
+    command = PauseJob(command_id=new_id(), tenant="acme", job_id=new_id(), issued_at=datetime.now(UTC))
+    with pytest.raises(KafkaUnavailable, match="out of sequence"):
+        await producer.send(command)
+    await producer.send(command)
     await producer.stop()
 
 

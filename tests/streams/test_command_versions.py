@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from ledger.connection import Pool, session
 from ledger.fence import owner_transaction, take_over
@@ -11,7 +12,7 @@ from schemas.commands import Command, DeleteJob
 from schemas.ids import new_id
 from streams.command_batch import apply_commands
 from streams.effects import Effects
-from tests.streams.commands import create, delete, job_on, pause, resume
+from tests.streams.commands import create, delete, job_on, pause, resume, update
 
 PARTITION = 5
 
@@ -39,6 +40,18 @@ async def test_a_delete_takes_effect_only_at_the_version_it_was_made_for(
     assert conflicts == ({} if state == "deleted" else {deletion.command_id: ("job_conflict", "ifVersion")})
     async with session(ledger_pool) as conn:
         assert (await read_jobs(conn, [made.job_id]))[made.job_id].state == state
+
+
+async def test_an_edit_that_comes_after_a_newer_one_is_rejected(ledger_pool: Pool) -> None:
+    """Case kaf-011: both were made of version 1; the one that arrives later finds version 2."""
+    made = create(job_on(PARTITION))
+    newer, older = (replace(update(made.job_id, queue=queue), if_version=1) for queue in ("newer", "older"))
+    effects = await apply(ledger_pool, made, newer, older)
+    assert {command_id: (error.code, error.field) for command_id, error in effects.rejected.items()} == {
+        older.command_id: ("job_conflict", "ifVersion")
+    }
+    async with session(ledger_pool) as conn:
+        assert (await read_jobs(conn, [made.job_id]))[made.job_id].queue == "newer"
 
 
 async def test_a_delete_of_what_is_deleted_conflicts_with_nothing(ledger_pool: Pool) -> None:

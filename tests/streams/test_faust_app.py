@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from datetime import timedelta
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import aiokafka
@@ -17,7 +19,8 @@ from faust.transport.consumer import Consumer as BaseConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, ConsumerRebalanceListener, Transport
 from mode.threads import MethodQueue
 
-from streams.faust_app import LedgerConsumer, LedgerTransport, OwnersApp
+from streams.faust_app import LedgerConsumer, LedgerTransport, OwnersApp, create_owners_app
+from streams.ownership import Ownership
 
 PINNED = "0.15.3"
 
@@ -84,6 +87,12 @@ def test_what_we_override_or_call_has_the_shape_we_rely_on(home: type, name: str
 def test_faust_still_does_what_we_build_on(method: Any, text: str, why: str) -> None:
     source = " ".join(inspect.getsource(method).split())
     assert text in source, f"{method.__qualname__} has no {text!r} any more, by which {why}"
+
+
+def test_an_owner_that_waits_for_the_ledger_stays_in_the_group(tmp_path: Path) -> None:
+    """Case kaf-009. aiokafka leaves the group when nothing was read for this long, though heartbeats go on."""
+    app = create_owners_app("127.0.0.1:1", "group", "commands", Ownership("me", 1.0), tmp_path)
+    assert app.conf.broker_max_poll_interval >= timedelta(days=7).total_seconds()
 
 
 def test_the_overrides_override() -> None:

@@ -10,6 +10,7 @@ import pytest
 from schemas.errors import CommandRejected, InvalidSchedule, KafkaUnavailable
 from streams import rejections
 from streams.rejections import CommandReturns, RawCommand, Rejection
+from tests.fatal_producer import fatal_at_first
 from tests.streams.commands import CODEC
 from tests.streams.conftest import OwnerSetting
 
@@ -82,3 +83,14 @@ async def test_a_broker_that_is_away_is_said_and_holds_nobody_else_up(monkeypatc
     with pytest.raises(KafkaUnavailable):
         await publishing
     await asyncio.to_thread(returns.close)
+
+
+async def test_a_producer_with_a_fatal_error_is_replaced(
+    setting: OwnerSetting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rejections, "Producer", fatal_at_first())
+    rejection = Rejection(RAW, CommandRejected("bad"))
+    with pytest.raises(KafkaUnavailable, match="out of sequence"):
+        await setting.around.returns.reject([rejection])
+    await setting.around.returns.reject([rejection])
+    assert len(await setting.rejected(1)) == 1

@@ -18,6 +18,7 @@ from fencepost import CommandProducer, InvalidInput, JobSpec, KafkaUnreachable, 
 from fencepost.ids import idempotent_id, partition_of_job
 from schemas.codec import Codec
 from schemas.commands import Command, CreateJob, decode_commands
+from tests.fatal_producer import fatal_at_first
 
 PARTITIONS = 12
 SPEC = JobSpec(queue="q", schedule=every(60))
@@ -217,3 +218,19 @@ def test_partition_of_a_job_is_the_one_librdkafka_chooses(
 ) -> None:
     ours = [partition_of_job(job_id, PARTITIONS) for job_id in job_ids]
     assert partitioner([str(job_id) for job_id in job_ids]) == ours
+
+
+def test_after_a_fatal_error_what_is_lost_is_told_and_the_next_goes_out_by_another_producer(
+    producing: Callable[..., CommandProducer],
+    read: Callable[[int], list[ReadRecord]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(confluent_kafka, "Producer", fatal_at_first())
+    with producing() as producer:
+        lost = producer.create_job(SPEC)
+        with pytest.raises(KafkaUnreachable, match="out of sequence") as raised:
+            producer.flush()
+        assert raised.value.job_ids == [lost]
+        taken = producer.create_job(SPEC)
+        producer.flush()
+    assert [command.job_id for record in read(1) for command in record.commands] == [taken]

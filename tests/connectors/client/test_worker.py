@@ -93,6 +93,18 @@ async def test_retry_later_says_when_the_next_attempt_comes(bench: Bench) -> Non
     assert bench.server.runs[run_id].retry_after_s == 90
 
 
+async def test_reason_that_is_too_long_for_the_server_ends_early_and_says_so(bench: Bench) -> None:
+    [run_id] = bench.server.add(None)
+
+    async def wordy(_: RunContext) -> None:
+        raise PermanentFailure("x" * 5_000_000)
+
+    async with bench.working(wordy):
+        await bench.server.until(lambda: bench.server.runs[run_id].state == "dead")
+    [error] = bench.server.runs[run_id].errors
+    assert (len(error), error[-24:]) == (4_000, "… (5,000,000 characters)")
+
+
 @pytest.mark.parametrize(("result", "reason"), [(object(), "no JSON"), ("x" * 70_000, "more than 65536")])
 async def test_result_that_the_server_would_refuse_fails_the_run_for_good(
     bench: Bench, result: object, reason: str

@@ -46,8 +46,16 @@ def outcome_of(lease: Lease, error: BaseException) -> Failure | Snoozing:
 
 def failure(lease: Lease, reason: str, *, permanent: bool = False, retry_after_s: float | None = None) -> Failure:
     # A lone surrogate (of an undecodable file name, for instance) is no text for JSON.
-    text = reason[:ERROR_MAX_CHARS].encode(errors="replace").decode()
+    text = shortened(reason).encode(errors="replace").decode()
     return Failure(lease.run.run_id, lease.run.lease_token, text, permanent, retry_after_s)
+
+
+def shortened(reason: str) -> str:
+    """What the server takes of a reason; where it ends early it says so."""
+    if len(reason) <= ERROR_MAX_CHARS:
+        return reason
+    mark = f"… ({len(reason):,} characters)"
+    return reason[: ERROR_MAX_CHARS - len(mark)] + mark
 
 
 def release(lease: Lease) -> Release:

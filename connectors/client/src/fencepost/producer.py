@@ -73,7 +73,17 @@ class CommandProducer:
         self._linger_s = linger_ms / 1000
         self._batch_commands = batch_commands
         self._schema_ids = schema_ids
-        self._kafka = self._connected(kafka_config or {}, delivery_timeout_s)
+        self._settings = {
+            **(kafka_config or {}),
+            "bootstrap.servers": bootstrap,
+            "partitioner": "murmur2_random",
+            "acks": "all",
+            "enable.idempotence": True,
+            "delivery.timeout.ms": int(delivery_timeout_s * 1000),
+            "error_cb": self._note_error,
+        }
+        self._kafka = self._connected()
+        self._broken: confluent_kafka.Producer | None = None
         self._last_error = ""
         self._lost: deque[tuple[str, list[UUID]]] = deque()
         self._batches: dict[int, _Batch] = {}
@@ -82,18 +92,9 @@ class CommandProducer:
         self._linger_thread = threading.Thread(target=self._linger, name="fencepost-linger", daemon=True)
         self._linger_thread.start()
 
-    def _connected(self, kafka_config: Mapping[str, Any], delivery_timeout_s: float) -> Any:
-        settings = {
-            **kafka_config,
-            "bootstrap.servers": self._bootstrap,
-            "partitioner": "murmur2_random",
-            "acks": "all",
-            "enable.idempotence": True,
-            "delivery.timeout.ms": int(delivery_timeout_s * 1000),
-            "error_cb": self._note_error,
-        }
+    def _connected(self) -> confluent_kafka.Producer:
         try:
-            return confluent_kafka.Producer(settings, logger=kafka_log)
+            return confluent_kafka.Producer(self._settings, logger=kafka_log)
         except KafkaException as error:
             raise InvalidInput(error.args[0].str(), field="kafka_config") from error
 
@@ -250,20 +251,39 @@ class CommandProducer:
         self._kafka.poll(0)
 
     def _produce(self, key: bytes, value: bytes, job_ids: list[UUID]) -> None:
+        if self._broken is self._kafka:
+            self._replace()
+        kafka = self._kafka
         while True:
             try:
-                self._kafka.produce(self._topic, value, key, on_delivery=self._on_delivery(job_ids))
+                kafka.produce(self._topic, value, key, on_delivery=self._on_delivery(kafka, job_ids))
                 return
             except BufferError:  # the local queue is full: let the broker catch up
-                self._kafka.poll(0.1)
+                kafka.poll(0.1)
+            except KafkaException as error:
+                self._note_lost(kafka, error.args[0], job_ids)
+                return
 
-    def _on_delivery(self, job_ids: list[UUID]) -> Any:
+    def _on_delivery(self, kafka: confluent_kafka.Producer, job_ids: list[UUID]) -> Any:
         def note(error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message) -> None:
             if error is not None:
-                log.error("%d commands were not delivered: %s", len(job_ids), error.str())
-                self._lost.append((error.str(), job_ids))
+                self._note_lost(kafka, error, job_ids)
 
         return note
+
+    def _note_lost(
+        self, kafka: confluent_kafka.Producer, error: confluent_kafka.KafkaError, job_ids: list[UUID]
+    ) -> None:
+        log.error("%d commands were not delivered: %s", len(job_ids), error.str())
+        self._lost.append((error.str(), job_ids))
+        if error.fatal():
+            self._broken = kafka
+
+    def _replace(self) -> None:
+        """After a fatal error a producer takes nothing any more; what it still had is told as lost."""
+        broken, self._kafka = self._kafka, self._connected()
+        broken.purge()
+        broken.poll(0)
 
     def _raise_lost(self) -> None:
         lost = [self._lost.popleft() for _ in range(len(self._lost))]
