@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from api.auth import Authenticator
 from api.backfills import Backfills
@@ -23,7 +24,7 @@ from api.dead_letters import DeadLetters
 from api.declared_jobs import DeclaredJobs
 from api.doctor import Doctor
 from api.ended_attempts import EndedAttempts
-from api.endpoints import BATCH_BODY, RUN_BODY, SMALL_BODY, Endpoint, Handler
+from api.endpoints import BATCH_BODY, RUN_BODY, SMALL_BODY, Endpoint, EndpointsFirst, Handler
 from api.health import Health
 from api.history_client import HistoryClient
 from api.jobs import Jobs
@@ -133,9 +134,10 @@ class Api:
         self.metrics.ready_index_dropped.inc()
         self.poll.doubt(queue)
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         """The ASGI application."""
-        return Starlette(routes=list(self._routes()), exception_handlers={HTTPException: _http_problem})
+        routes = list(self._routes())
+        return EndpointsFirst(routes, Starlette(routes=routes, exception_handlers={HTTPException: _http_problem}))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl
@@ -17,7 +17,8 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 from prometheus_client import Counter
-from starlette.types import Receive, Scope, Send
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth import Authenticator, require_queue, require_role
 from api.metrics import ApiMetrics
@@ -134,6 +135,26 @@ class Endpoint(Generic[B]):
             wire = self._empty
         body = read_query(scope["query_string"], self._kind) if self._from_query else self._decode(wire)
         return await self._handler(Call(identity, body, scope["path_params"], headers, receive))
+
+
+class EndpointsFirst:
+    """Hands a call to its endpoint, which answers whatever happens in it; what no endpoint takes is for the others.
+
+    So no call passes Starlette's two layers for errors that nobody has answered, a tenth of what a waiting poll costs.
+    """
+
+    def __init__(self, routes: Iterable[BaseRoute], others: ASGIApp) -> None:
+        self._routes = [route for route in routes if isinstance(route, Route) and isinstance(route.app, Endpoint)]
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for route in self._routes:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(found)
+                await route.app(scope, receive, send)
+                return
+        await self._others(scope, receive, send)
 
 
 def read_query(query: bytes, kind: type[B]) -> B:

@@ -50,6 +50,7 @@ class Leases:
         self._claims = Claims(shards, index, poll, metrics)
         self._answering: dict[UUID, asyncio.Future[None]] = {}
         self._waiting: set[Callable[[], None]] | None = set()  # None once closed
+        metrics.long_polls_waiting.set_function(lambda: len(self._waiting or ()))
         self._turn = counting()
 
     async def lease(self, call: Call[http.LeaseRequest]) -> http.Leased:
@@ -165,13 +166,11 @@ class Leases:
         self._index.wait(waiter)
         for queue in waiter.queues:
             self._poll.waiter_arrived(queue, patient=waiter.patient)
-        self._metrics.long_polls_waiting.inc()
 
     def _leave(self, waiter: Waiter) -> None:
         if self._waiting is not None:
             self._waiting.discard(waiter.wake)
         self._index.leave(waiter)
-        self._metrics.long_polls_waiting.dec()
 
 
 def _end(until: float, left_s: float) -> float:
