@@ -40,6 +40,7 @@ _POLL_STEP_S = 0.001  # the library counts a poll's time in whole milliseconds
 _GIVE_EVERY_US = 1_000  # at most: where a lot comes due, the event loop is not woken for each run
 _PROBE_EVERY_S = 2.0
 _PROBE_TIMEOUT_S = 1.0
+_PROBED_AFTER_S = 10.0  # since somebody has asked; a probe is much of what the thread does while nothing happens
 _LANE_NUMBERS = {lane: number for number, lane in enumerate(LANES)}
 
 
@@ -86,21 +87,26 @@ class ReadyHints:
             "group.id": "fencepost-api-ready",  # librdkafka asks for one; nothing is ever committed to it
             "enable.auto.commit": False,
             "auto.offset.reset": "latest",
-            "fetch.wait.max.ms": 250,  # a broker answers as soon as it has a byte; the fallback one only after this
+            "fetch.wait.max.ms": 500,  # a broker answers as soon as it has a byte; the fallback one only after this
             "fetch.queue.backoff.ms": 1,
             "topic.metadata.refresh.interval.ms": 30_000,
             "error_cb": self._failed,
             **(kafka_config or {}),
         }
         self._idle_s = idle_s
-        self._probe_at = self._read_until = 0.0
+        self._probe_at = self._read_until = self._asked_until = 0.0
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.positioned = threading.Event()  # set once every hint from now on will be read
 
     def are_read(self) -> bool:
-        """Whether hints that are sent now come through: the leader of each partition answered a moment ago."""
-        return time.monotonic() < self._read_until
+        """Whether hints that are sent now come through: the leader of each partition answered a moment ago.
+
+        They are asked while this is: after a pause it takes another moment until it can be known.
+        """
+        now = time.monotonic()
+        self._asked_until = now + _PROBED_AFTER_S
+        return now < self._read_until
 
     def start(self) -> None:
         """Begin to read. Call it in the event loop that the index belongs to."""
@@ -156,8 +162,8 @@ class ReadyHints:
 
     def _is_time_to_probe(self) -> bool:
         """A probe takes some milliseconds, so it waits, for a while, until nothing is held back."""
-        late_s = time.monotonic() - self._probe_at
-        return late_s >= (_PROBE_EVERY_S if self._held else 0)
+        now = time.monotonic()
+        return now < self._asked_until and now - self._probe_at >= (_PROBE_EVERY_S if self._held else 0)
 
     def _probe(self, consumer: Consumer) -> None:
         """Ask the leaders for something small: a fetch that brings nothing, or hangs, tells nobody."""

@@ -104,6 +104,8 @@ class ReadyPoll:
 
     async def _sleep(self) -> None:
         next_at = self._times.next_at()
+        if next_at is None:
+            self._trusted = False  # nobody waits: whether hints come through is found out anew once somebody does
         longest_s = None if next_at is None else min(next_at, self._judge_at) - time.monotonic()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._arrived.wait(), longest_s)

@@ -14,8 +14,8 @@ from schemas.errors import LedgerUnavailable
 
 log = logging.getLogger(__name__)
 
-_QUESTIONS = 3
-_SAMPLES = 8 * _QUESTIONS
+_QUESTIONS = 2
+_SAMPLES = 12 * _QUESTIONS
 _PERIOD_S = 5.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)

@@ -147,7 +147,10 @@ async def test_it_is_measured_by_how_much_a_hint_that_was_told_ahead_came_too_la
     assert (sum(late_ms.counts), late_ms.total >= 3_000) == (2, True)
 
 
-async def test_hints_are_read_once_the_broker_answers(hinted: Hinted) -> None:
+async def test_hints_are_read_once_the_broker_answers_who_is_asked_as_soon_as_somebody_wants_to_know(
+    hinted: Hinted,
+) -> None:
+    assert hinted.hints._probe_at == 0.0
     async with asyncio.timeout(10):
         while not hinted.hints.are_read():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

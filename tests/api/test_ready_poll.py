@@ -170,3 +170,24 @@ async def test_a_queue_that_hints_are_trusted_to_tell_of_is_looked_at_once_they_
         [run_id] = await owner.make_due()
         poll.are_hints_read = False
         assert [run.run_id for run in await wait()] == [run_id]
+
+
+async def test_whether_hints_are_to_be_trusted_is_found_out_anew_once_nobody_has_waited(
+    ledger_pool: Pool, owner: Owner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ready_poll, "JUDGE_EVERY_S", 0.01)
+    await say_decided(ledger_pool, dict.fromkeys(owner.fences.values(), datetime.now(UTC) + timedelta(days=1)))
+    async with polling(ledger_pool, (0.01, 0.01)) as poll:
+        poll.are_hints_read = True
+        waiter = Waiter([MAIL], 1, lambda: None)
+        poll.index.wait(waiter)
+        poll.poll.waiter_arrived(MAIL)
+        while not poll.poll._trusted:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        poll.index.leave(waiter)
+        while poll.poll._trusted:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        poll.are_hints_read = False
+        [run_id] = await owner.make_due()
+        assert [run.run_id for run in await poll.wait(MAIL)()] == [run_id]
+    assert "hints cannot be relied on" not in caplog.text
