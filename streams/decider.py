@@ -27,6 +27,7 @@ from streams.metrics import (
     OCCURRENCES_DECIDED,
     OCCURRENCES_SKIPPED,
     UNDECIDED_LAG_SECONDS,
+    PartitionGauge,
 )
 from streams.partition_memory import Fired, PartitionMemory
 from streams.spreading import find_missed, is_missed, spread_missed
@@ -89,7 +90,9 @@ class Decider:
     def decided_through_us(self) -> int:
         """Up to when every occurrence has its decision, whether the ledger has heard of it or not."""
         if not (self._undecided_jobs() or self._memory.undecidable):
-            self._settled_us = max(self._settled_us, self._looked_through_us)
+            now_us = self._around.clock.now_us()
+            looked_through_us = now_us if self._memory.is_clear_of_jobs(now_us) else self._looked_through_us
+            self._settled_us = max(self._settled_us, looked_through_us)
         return self._settled_us
 
     def unsaid_decided_us(self) -> int | None:
@@ -101,13 +104,14 @@ class Decider:
         """The ledger has heard of it."""
         self._said_us = max(self._said_us, through_us)
 
-    def tell_lag(self) -> None:
-        """Set the gauges of how far the partition is."""
-        through_us = self.decided_through_us()
-        DECIDED_THROUGH_SECONDS.labels(self._fence.partition).set(through_us / 1e6)
-        UNDECIDED_LAG_SECONDS.labels(self._fence.partition).set(max(0, self._around.clock.now_us() - through_us) / 1e6)
-        JOBS_BEHIND.labels(self._fence.partition).set(self._undecided_jobs() - len(self._on_time))
-        JOBS_UNDECIDABLE.labels(self._fence.partition).set(len(self._memory.undecidable))
+    def gauges(self) -> tuple[tuple[PartitionGauge, Callable[[], float]], ...]:
+        """How far the partition is, for whoever looks."""
+        return (
+            (DECIDED_THROUGH_SECONDS, lambda: self.decided_through_us() / 1e6),
+            (UNDECIDED_LAG_SECONDS, lambda: max(0, self._around.clock.now_us() - self.decided_through_us()) / 1e6),
+            (JOBS_BEHIND, lambda: self._undecided_jobs() - len(self._on_time)),
+            (JOBS_UNDECIDABLE, lambda: len(self._memory.undecidable)),
+        )
 
     async def decide(self) -> None:
         """Decide occurrences that have just come."""

@@ -12,16 +12,16 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from schemas.codec import Codec
-from schemas.errors import KafkaUnavailable, Undecodable
+from schemas.errors import Undecodable
 from schemas.event_rows import EventRows
 from schemas.events import Event
+from streams.topic_ends import TopicEnds
 
 log = logging.getLogger(__name__)
 
 BATCH = 500  # records; each has up to a thousand events
 EVENTS_AT_ONCE = 2_000  # on the loop, some 10 ms
 POLL_S = 0.2  # the library wakes as often by itself; so long may what is newly assigned wait
-OFFSET_TIMEOUT_S = 5.0
 # In the order of Event's.
 _FIELDS = (
     "type", "jobId", "runId", "version", "tenant", "queue", "lane", "scheduledFor", "dueAt", "leaseExpiresAt",
@@ -72,7 +72,7 @@ class EventFeed:
             **(kafka_config or {}),
         }
         self._consumer = Consumer(config)
-        self._offsets = Consumer(config)  # of its own: a call to a consumer waits for the consume() under way
+        self._ends = TopicEnds(topic, config)
         self._requests: SimpleQueue[tuple[int, int | None]] = SimpleQueue()
         self._stop = threading.Event()
         self._assigned = threading.Event()
@@ -90,8 +90,7 @@ class EventFeed:
         self._assigned.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
-        for consumer in (self._consumer, self._offsets):
-            await asyncio.to_thread(consumer.close)
+        await asyncio.gather(asyncio.to_thread(self._consumer.close), self._ends.close())
 
     def assign(self, partition: int, offset: int) -> None:
         """Read this partition from this offset on."""
@@ -104,12 +103,7 @@ class EventFeed:
 
     async def end_offset(self, partition: int) -> int:
         """The offset that the partition's next event will have. Raises KafkaUnavailable."""
-        tp = TopicPartition(self._topic, partition)
-        try:
-            _, high = await asyncio.to_thread(self._offsets.get_watermark_offsets, tp, OFFSET_TIMEOUT_S)
-        except KafkaException as error:
-            raise KafkaUnavailable(f"the end of {self._topic} is unknown: {error}") from error
-        return int(high)
+        return await self._ends.of(partition)
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         self._assigned.wait()

@@ -2,7 +2,39 @@
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge, Histogram
+from collections.abc import Callable, Iterator
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+
+class PartitionGauge(Collector):
+    """A gauge of every partition that is owned here, which its owner is asked for when somebody reads it.
+
+    To set it now and then would be much of what an idle process does; and one that is not owned any more has none.
+    """
+
+    def __init__(self, name: str, meaning: str) -> None:
+        self._name, self._meaning = name, meaning
+        self._asked: dict[int, Callable[[], float]] = {}
+        REGISTRY.register(self)
+
+    def tell(self, partition: int, ask: Callable[[], float]) -> None:
+        """From now on `ask` tells the partition's."""
+        self._asked[partition] = ask
+
+    def drop(self, partition: int, ask: Callable[[], float]) -> None:
+        """`ask` tells nothing any more; a no-op when another one tells the partition's by now."""
+        if self._asked.get(partition) == ask:
+            del self._asked[partition]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(self._name, self._meaning, labels=["partition"])
+        for partition, ask in sorted(self._asked.items()):
+            family.add_metric([str(partition)], ask())
+        yield family
+
 
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -20,17 +52,17 @@ OCCURRENCES_DECIDED = Counter("fencepost_occurrences_decided_total", "Occurrence
 OCCURRENCES_SKIPPED = Counter(
     "fencepost_occurrences_skipped_total", "Occurrences that were caught up with by skipping them", ["reason"]
 )
-DECIDED_THROUGH_SECONDS = Gauge(
-    "fencepost_decided_through_seconds", "Unix time up to which every occurrence has its decision", ["partition"]
+DECIDED_THROUGH_SECONDS = PartitionGauge(
+    "fencepost_decided_through_seconds", "Unix time up to which every occurrence has its decision"
 )
-UNDECIDED_LAG_SECONDS = Gauge(
-    "fencepost_undecided_lag_seconds", "How far behind the ledger's time the decisions are", ["partition"]
+UNDECIDED_LAG_SECONDS = PartitionGauge(
+    "fencepost_undecided_lag_seconds", "How far behind the ledger's time the decisions are"
 )
-JOBS_BEHIND = Gauge("fencepost_jobs_behind", "Jobs that are being caught up with", ["partition"])
-JOBS_UNDECIDABLE = Gauge(
-    "fencepost_jobs_undecidable", "Jobs whose next occurrence is due but whose schedule cannot be read", ["partition"]
+JOBS_BEHIND = PartitionGauge("fencepost_jobs_behind", "Jobs that are being caught up with")
+JOBS_UNDECIDABLE = PartitionGauge(
+    "fencepost_jobs_undecidable", "Jobs whose next occurrence is due but whose schedule cannot be read"
 )
-RUNS_BLOCKED = Gauge("fencepost_runs_blocked", "Runs that wait for another one of their job", ["partition"])
+RUNS_BLOCKED = PartitionGauge("fencepost_runs_blocked", "Runs that wait for another one of their job")
 LEASES_EXPIRED = Counter("fencepost_leases_expired_total", "Attempts that ended by expiry", ["outcome"])
 RUNS_REHINTED = Counter("fencepost_runs_rehinted_total", "Run ids hinted again because nobody had leased them")
 PARTITIONS_OWNED = Gauge("fencepost_partitions_owned", "Partitions this process owns")

@@ -84,6 +84,11 @@ class _Ahead:
         """Whether another load would bring in more: there is room, or what it brings in is due."""
         return self.short and (len(self.wheel) < LOAD_LIMIT or self.edge_us <= now_us)
 
+    def is_clear(self, now_us: int) -> bool:
+        """Whether no timer has come that was not popped."""
+        next_us = self.wheel.next_due_us()
+        return self.edge_us > now_us and (next_us is None or next_us > now_us)
+
     def next_us(self) -> int | None:
         """When the next timer comes, or the edge, if there is more behind it."""
         next_us = self.wheel.next_due_us()
@@ -168,10 +173,9 @@ class PartitionMemory:
             self._collect(fired, run_id, now_us)
         return fired
 
-    def may_be_unleased(self, now_us: int) -> bool:
-        """Whether pop_unleased or look_round may have something to give."""
-        next_us = self._watched.next_due_us()
-        return self._any_unwatched or (next_us is not None and next_us <= now_us)
+    def next_unleased_us(self) -> int | None:
+        """From when on pop_unleased or look_round may have something to give; None while nothing is hinted."""
+        return 0 if self._any_unwatched else self._watched.next_due_us()
 
     def pop_unleased(self, now_us: int) -> list[bytes]:
         """Runs that were hinted a while ago and that nobody has leased since. Ask the ledger, then `hint_again`."""
@@ -229,6 +233,10 @@ class PartitionMemory:
             self._gated.next_due_us(),
         ]
         return min((at for at in instants if at is not None), default=None)
+
+    def is_clear_of_jobs(self, now_us: int) -> bool:
+        """Whether no job's pending occurrence has come since pop_due gave what had."""
+        return self._jobs.is_clear(now_us)
 
     def retry_job(self, job_id: bytes, at_us: int) -> None:
         """Look at the job again later: deciding its occurrence did not work."""

@@ -75,6 +75,8 @@ class PartitionOwner:
             takeover, around, self._memory,
             transaction=self._transaction, announce=self._announce, fold_own=self._fold_own,
         )  # fmt: skip
+        self._gauges = (*self.decider.gauges(), (RUNS_BLOCKED, self._admissions.blocked))
+        self._swept_us = 0  # the last instant of sweeps that a round was for
         self._unstamped: list[UUID] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: set[str] = set()  # what a round has begun
@@ -94,6 +96,8 @@ class PartitionOwner:
             moved, self._unstamped = await follow_zone_rules(self._around.pool, self.fence.partition, self._transaction)
         offset = position.offset if position is not None and is_good else await self._rebuild()
         self._memory.fold(moved, Position(self.fence.epoch, offset))
+        for gauge, ask in self._gauges:
+            gauge.tell(self.fence.partition, ask)
         return offset
 
     def start(self) -> None:
@@ -115,6 +119,8 @@ class PartitionOwner:
             # And again: a cancellation that comes together with what it would end may be swallowed.
             await asyncio.wait(tasks, timeout=CANCEL_AGAIN_S)
         PARTITION_HALTED.labels(self.fence.partition).set(0)
+        for gauge, ask in self._gauges:
+            gauge.drop(self.fence.partition, ask)
         self._memory.close()
         if self._lost or forget:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -144,18 +150,25 @@ class PartitionOwner:
         self.decider.looked(came_by_us, is_popped=next_us is None or next_us > now_us)
         return next_us
 
-    def go_round(self, now_us: int, *, is_sweep: bool) -> None:
-        """Begin what is to be done now and then, where there is something to do. The timekeeper calls this."""
-        if self._memory.state.expiring(now_us, 1):
+    def go_round(self, now_us: int, expiries: Rhythm = EVERY_INSTANT, sweeps: Rhythm = EVERY_INSTANT) -> int | None:
+        """Begin what no timer tells of, where there is something to do; returns when to look again, as tick does.
+
+        expiries: when leases are ended that are over. sweeps: when the ledger is asked about runs that nobody leases.
+        """
+        if self._memory.state.expiring(expiries.latest_us(now_us), 1):
             self._begin_unless_under_way(self._expire)
-        if not is_sweep:
-            return
-        self.decider.tell_lag()
-        RUNS_BLOCKED.labels(self.fence.partition).set(self._admissions.blocked())
-        if self._admissions.blocked() or self._memory.may_be_unleased(now_us):
-            self._begin_unless_under_way(self._sweep)
-        if self.decider.has_other_rates():
-            self._begin_unless_under_way(self.decider.follow_rates)
+        if (came_by_us := sweeps.latest_us(now_us)) != self._swept_us:
+            self._swept_us = came_by_us
+            if (unleased_us := self._next_unleased_us()) is not None and unleased_us <= came_by_us:
+                self._begin_unless_under_way(self._sweep)
+            if self.decider.has_other_rates():
+                self._begin_unless_under_way(self.decider.follow_rates)
+        coming = ((expiries, self._memory.state.next_expiry_us()), (sweeps, self._next_unleased_us()))
+        rounds = [rhythm.next_us(max(at_us, now_us + 1)) for rhythm, at_us in coming if at_us is not None]
+        return min(rounds, default=None)
+
+    def _next_unleased_us(self) -> int | None:
+        return 0 if self._admissions.blocked() else self._memory.next_unleased_us()
 
     def timers(self) -> int:
         """How many timers are in memory."""
@@ -266,6 +279,7 @@ class PartitionOwner:
         self._admissions.unblock(ready)
         self._admissions.look_at(self._admissions.unblock(over))
         self._announce(self._memory.admitted(ready, self._around.clock.now_us()))
+        self._around.wake_timekeeper(self.fence.partition)  # what is blocked is looked at again and again
 
     async def _expire(self) -> None:
         now_us = self._around.clock.now_us()
@@ -307,6 +321,7 @@ class PartitionOwner:
             too_late = await skip_late(tx, run_ids, now=tx.now)
             live = await read_runs(tx.conn, run_ids)
         take_in(self._memory, ids, live)
+        self._around.wake_timekeeper(self.fence.partition)
         OCCURRENCES_SKIPPED.labels(DEADLINE).inc(len(too_late))
 
     async def _reconcile(self) -> None:

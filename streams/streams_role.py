@@ -113,8 +113,7 @@ async def _keep_time(
     with suppress(LedgerUnavailable):  # then once it is back, before any of its partitions is owned
         await around.begin()
     for task in (
-        timekeeper.run(), timekeeper.go_rounds(), clock.follow(pool, pulse), keep_rates(rates, pool),
-        keep_decided_through(pool, owners),
+        timekeeper.run(), clock.follow(pool, pulse), keep_rates(rates, pool), keep_decided_through(pool, owners),
     ):  # fmt: skip
         stack.push_async_callback(_cancel, asyncio.create_task(_or_crash(task, crash)))
     return around

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from itertools import count
 
 from ledger.clock import LedgerClock
 from streams.breath import Breath
 from streams.partition_owner import PartitionOwner
-from streams.pulse import pulse
+from streams.pulse import until_pulse_s
 from streams.timers import Rhythm
 
-LONGEST_SLEEP_US = 1_000_000
+# Or a little longer, until the pulse of what else a process does now and then: the ledger's clock may be set.
+LONGEST_SLEEP_US = 2_000_000
 # Its way through Kafka takes a hint some 2 ms, and some more on a busy machine; the API keeps back what comes early.
 AHEAD_US = 10_000
 # A run is made an occurrence ahead, and occurrences are a second apart at least, so there is time to gather. All owners
 # look for them at the same instants and decide together: a decision alone costs a transaction, some 2 ms of CPU. Most
 # come on whole seconds, as their runs do, which are hinted and leased first.
 DECISION_ROUNDS = Rhythm(period_us=250_000, phase_us=200_000)
-ROUND_S = 0.5
-ROUNDS_A_SWEEP = 2
+# Leases that are over together end together, and so on; where decisions are due too, one wake-up is for both.
+EXPIRY_ROUNDS = Rhythm(period_us=500_000, phase_us=450_000)
+SWEEP_ROUNDS = Rhythm(period_us=1_000_000, phase_us=950_000)
 
 
 class Timekeeper:
@@ -49,26 +50,19 @@ class Timekeeper:
             else:
                 await asyncio.sleep(0)
 
-    async def go_rounds(self) -> None:
-        """Let owners begin what is no timer's: leases that are over, hints that were lost. Until cancelled."""
-        for number in count():
-            await pulse(ROUND_S)
-            is_sweep = number % ROUNDS_A_SWEEP == 0
-            async for owner in self._each():
-                owner.go_round(self._clock.now_us(), is_sweep=is_sweep)
-            if is_sweep:
-                self._looks_us.clear()
-                self._wake.set()  # or it would wake by itself, a moment later
-
     async def _tick(self) -> int:
-        next_us = self._clock.now_us() + LONGEST_SLEEP_US
+        """Look at all whose instant has come; returns the next one's."""
+        next_us = pulse_us = self._clock.now_us() + round(1e6 * until_pulse_s(LONGEST_SLEEP_US / 1e6))
         async for owner in self._each():
             partition, now_us = owner.fence.partition, self._clock.now_us()
             look_us = self._looks_us.get(partition, 0)
             if look_us <= now_us:
                 due_us = owner.tick(now_us, AHEAD_US, DECISION_ROUNDS)
-                latest_us = now_us + LONGEST_SLEEP_US
-                look_us = self._looks_us[partition] = latest_us if due_us is None else min(due_us, latest_us)
+                round_us = owner.go_round(now_us, EXPIRY_ROUNDS, SWEEP_ROUNDS)
+                soon = [
+                    at_us for at_us in (due_us, round_us) if at_us is not None and at_us - now_us < LONGEST_SLEEP_US
+                ]
+                look_us = self._looks_us[partition] = min(soon, default=pulse_us)
             next_us = min(next_us, look_us)
         return next_us
 

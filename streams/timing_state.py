@@ -109,6 +109,10 @@ class TimingState:
         self._leases_from_us = first[0][0] if first else _NEVER_US
         return found
 
+    def next_expiry_us(self) -> int | None:
+        """From when on `expiring` may have something; None while nothing is leased."""
+        return None if self._leases_from_us == _NEVER_US else self._leases_from_us + 1
+
     def rearm_lease(self, run_id: bytes, expires_us: int) -> None:
         """The run's lease was extended: heartbeats make no events."""
         change = Fold(self._db)

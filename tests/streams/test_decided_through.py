@@ -15,6 +15,7 @@ from ledger.connection import Pool
 from ledger.fence import OwnerTransaction, take_over
 from schemas.errors import EpochLost
 from streams.decided_through import say_decided_through
+from streams.timers import to_us
 from tests.streams.commands import create, job_on
 from tests.streams.ledger_dump import fetch
 from tests.streams.simulated_owner import PARTITION, Simulation, simulating
@@ -43,6 +44,25 @@ async def test_an_idle_partition_is_decided_through_now(simulation: Simulation) 
         await simulation.run_until(START + seconds * SECOND)
         await say(simulation)
         assert await decided_through(simulation) == START + seconds * SECOND
+
+
+async def test_an_idle_partition_is_decided_through_now_without_being_looked_at(simulation: Simulation) -> None:
+    await simulation.run_until(START + 10 * SECOND)
+    simulation.clock.now = START + 12 * SECOND
+    assert simulation.owner.decider.decided_through_us() == simulation.clock.now_us()
+
+
+async def test_what_has_come_since_it_was_looked_at_is_not_taken_for_decided(simulation: Simulation) -> None:
+    await simulation.apply(create(job_on(PARTITION), {"everySeconds": 60}, issued_at=START))
+    await simulation.run_until(START + 59 * SECOND)
+    simulation.clock.now = START + 61 * SECOND
+    assert simulation.owner.decider.decided_through_us() == to_us(START + 59 * SECOND)
+
+
+async def test_a_partition_that_nobody_looks_at_any_more_is_not_decided_for_ever(simulation: Simulation) -> None:
+    await simulation.run_until(START + 10 * SECOND)
+    simulation.clock.now = START + 600 * SECOND
+    assert simulation.owner.decider.decided_through_us() == to_us(START + 10 * SECOND)
 
 
 async def test_what_was_said_a_moment_ago_is_not_said_again(

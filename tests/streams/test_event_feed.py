@@ -16,7 +16,7 @@ from connectors.stack import KafkaBroker
 from schemas.codec import Codec
 from schemas.errors import KafkaUnavailable
 from schemas.events import Event
-from streams import event_feed
+from streams import topic_ends
 from streams.event_feed import EventFeed
 from streams.topics import Topics
 from tests.streams.event_samples import new_topics, produce_events, produce_values, run_event
@@ -139,8 +139,23 @@ async def test_the_end_is_where_the_next_event_will_be(fed: Fed, feed: EventFeed
     assert await feed.end_offset(0) == 3
 
 
+async def test_the_client_that_tells_the_end_is_there_only_while_somebody_asks(
+    fed: Fed, feed: EventFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await asyncio.to_thread(fed.produce, range(1, 4))
+    assert feed._ends._client is None
+    assert [*await asyncio.gather(feed.end_offset(0), feed.end_offset(1))] == [3, 0]
+    client = feed._ends._client
+    monkeypatch.setattr(topic_ends, "KEPT_S", 0.0)
+    assert await feed.end_offset(0) == 3
+    assert client is not None
+    assert feed._ends._client is client
+    await until(lambda: feed._ends._client is None)
+    assert await feed.end_offset(0) == 3
+
+
 async def test_the_end_is_unknown_while_the_broker_is_away(fed: Fed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_feed, "OFFSET_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(topic_ends, "TIMEOUT_S", 0.2)
     feed = Fed("127.0.0.1:1", fed.topics).feed()
     with pytest.raises(KafkaUnavailable):
         await feed.end_offset(0)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -20,7 +20,7 @@ from streams.command_batch import apply_commands
 from streams.command_inbox import CommandInbox
 from streams.metrics import PARTITION_HALTED
 from streams.partition_owner import PartitionOwner
-from streams.timers import Position, to_us
+from streams.timers import Position, Rhythm, to_us
 from tests.streams.commands import create, job_on, raw
 from tests.streams.conftest import OwnerSetting
 from tests.streams.event_samples import produce_values
@@ -72,7 +72,7 @@ class Owned:
         while True:
             await asyncio.sleep(0.05)
             if self.owner._tasks:
-                self.owner.go_round(self.setting.around.clock.now_us(), is_sweep=True)
+                self.owner.go_round(self.setting.around.clock.now_us())
 
     def tick(self) -> int | None:
         return self.owner.tick(self.setting.around.clock.now_us())
@@ -377,7 +377,33 @@ async def test_events_that_come_after_all_change_nothing(setting: OwnerSetting) 
         assert owned.memory.state.position() == Position(owned.fence.epoch, 9)
 
 
+async def test_a_round_tells_when_a_lease_will_be_over_and_ends_it_then(setting: OwnerSetting) -> None:
+    halves, seconds = Rhythm(500_000), Rhythm(1_000_000)
+    async with owning(setting, work=False) as owned:
+        now_us = setting.around.clock.now_us()
+        assert owned.owner.go_round(now_us, halves, seconds) is None
+        ends_us = halves.next_us(now_us) + 20_200_000
+        owned.owner.fold([leased(uuid4(), 2, ends_us)], 1)
+        assert owned.owner.go_round(now_us, halves, seconds) == ends_us + 300_000
+        assert owned.owner.go_round(ends_us + 299_999, halves, seconds) == ends_us + 300_000
+        assert owned.owner._tasks == set()
+        assert owned.owner.go_round(ends_us + 300_000, halves, seconds) == ends_us + 800_000
+        assert {task.get_name() for task in owned.owner._tasks} == {f"p{PARTITION} _expire"}
+
+
+async def test_a_round_is_wanted_every_second_while_a_run_is_blocked_and_asks_once_in_it(setting: OwnerSetting) -> None:
+    halves, seconds = Rhythm(500_000), Rhythm(1_000_000)
+    async with owning(setting, work=False) as owned:
+        second_us = seconds.next_us(setting.around.clock.now_us())
+        owned.owner.go_round(second_us, halves, seconds)
+        owned.owner._admissions.block(uuid4().bytes, uuid4().bytes)
+        assert owned.owner.go_round(second_us + 900_000, halves, seconds) == second_us + 1_000_000
+        assert owned.owner._tasks == set()
+        assert owned.owner.go_round(second_us + 1_000_000, halves, seconds) == second_us + 2_000_000
+        assert {task.get_name() for task in owned.owner._tasks} == {f"p{PARTITION} _sweep"}
+
+
 async def test_a_round_in_which_nothing_has_come_begins_nothing(setting: OwnerSetting) -> None:
     async with owning(setting, work=False) as owned:
-        owned.owner.go_round(setting.around.clock.now_us(), is_sweep=True)
+        owned.owner.go_round(setting.around.clock.now_us())
         assert owned.owner._tasks == set()

@@ -13,25 +13,29 @@ from ledger.clock import LedgerClock
 from ledger.connection import Pool
 from ledger.fence import Fence
 from streams.partition_owner import PartitionOwner
-from streams.timekeeper import DECISION_ROUNDS, Timekeeper
+from streams.timekeeper import DECISION_ROUNDS, EXPIRY_ROUNDS, LONGEST_SLEEP_US, SWEEP_ROUNDS, Timekeeper
 from streams.timers import EVERY_INSTANT, Rhythm
 from tests.streams.waiting import until
 
 
 class Sleeper:
-    """In an owner's place: notes when it is looked at, and always wants to be so much later."""
+    """In an owner's place: notes when it is looked at, and always wants to be so much later.
 
-    def __init__(self, partition: int, pause_us: int) -> None:
+    round_us: how much later it has something to begin.
+    """
+
+    def __init__(self, partition: int, pause_us: int, *, round_us: int | None = None) -> None:
         self.fence, self.looks_us = Fence(partition, 1, "sleeper"), list[int]()
-        self.pause_us, self.rounds = pause_us, EVERY_INSTANT
+        self.pause_us, self.round_us, self.rounds = pause_us, round_us, [EVERY_INSTANT]
 
     def tick(self, now_us: int, _ahead_us: int, rounds: Rhythm) -> int:
         self.looks_us.append(now_us)
-        self.rounds = rounds
+        self.rounds = [rounds]
         return now_us + self.pause_us
 
-    def go_round(self, now_us: int, *, is_sweep: bool) -> None:
-        pass
+    def go_round(self, now_us: int, expiries: Rhythm, sweeps: Rhythm) -> int | None:
+        self.rounds += [expiries, sweeps]
+        return None if self.round_us is None else now_us + self.round_us
 
 
 @pytest_asyncio.fixture
@@ -70,12 +74,22 @@ async def test_an_owner_that_is_told_of_a_timer_is_looked_at_before_its_time_and
     assert told.looks_us[1] < other.looks_us[1]
 
 
-async def test_an_owner_that_knows_of_nothing_is_looked_at_every_second(clock: LedgerClock) -> None:
-    idle = Sleeper(1, 3_600_000_000)
-    async with keeping_time(clock, [idle]):
-        await until(lambda: len(idle.looks_us) == 2)
-    assert idle.looks_us[1] - idle.looks_us[0] >= 1_000_000
-    assert idle.rounds == DECISION_ROUNDS
+async def test_owners_that_know_of_nothing_are_looked_at_together_every_two_seconds(clock: LedgerClock) -> None:
+    idle, told = Sleeper(1, 3_600_000_000), Sleeper(2, 3_600_000_000)
+    async with keeping_time(clock, [idle, told]) as timekeeper:
+        await until(lambda: len(idle.looks_us) == 1)
+        timekeeper.wake(2)
+        await until(lambda: len(idle.looks_us) == 3)
+    assert idle.looks_us[2] - idle.looks_us[1] >= 0.9 * LONGEST_SLEEP_US
+    assert len(told.looks_us) == 4
+    assert idle.rounds == [DECISION_ROUNDS, EXPIRY_ROUNDS, SWEEP_ROUNDS]
+
+
+async def test_an_owner_is_looked_at_when_it_has_something_to_begin(clock: LedgerClock) -> None:
+    sleeper = Sleeper(1, 3_600_000_000, round_us=50_000)
+    async with keeping_time(clock, [sleeper]):
+        await until(lambda: len(sleeper.looks_us) == 4)
+    assert sleeper.looks_us[-1] - sleeper.looks_us[0] < LONGEST_SLEEP_US
 
 
 def test_a_rhythm_knows_its_last_and_its_next_instant() -> None:

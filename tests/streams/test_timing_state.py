@@ -208,6 +208,19 @@ def test_an_extended_lease_expires_later_and_is_still_found(state: TimingState) 
     assert state.expiring(START_US + 51, 10) == [(START_US + 50, run_id.bytes)]
 
 
+def test_it_is_known_when_the_first_lease_ends(state: TimingState) -> None:
+    assert state.next_expiry_us() == 1  # nobody has looked yet
+    assert (state.expiring(START_US, 1), state.next_expiry_us()) == ([], None)
+    first, second = uuid4(), uuid4()
+    state.fold([leased(second, 2, START_US + 20), leased(first, 2, START_US + 10)])
+    next_us = state.next_expiry_us()
+    assert next_us == START_US + 11
+    assert state.expiring(next_us - 1, 1) == []
+    assert state.expiring(next_us, 1) == [(START_US + 10, first.bytes)]
+    state.forget_run(first.bytes)
+    assert (state.expiring(next_us, 1), state.next_expiry_us()) == ([], START_US + 21)
+
+
 def test_a_lease_that_ended_before_the_last_look_is_found_all_the_same(state: TimingState) -> None:
     assert state.expiring(START_US + 1_000, 10) == []
     late, later = uuid4(), uuid4()
