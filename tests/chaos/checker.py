@@ -1,6 +1,8 @@
 """Judges a history by a model of its own: it knows what a run's life may look like, and nothing of how we make it so.
 
-It imports no module of the product. Every rule can fail: test_checker.py breaks a good history once for each.
+What the topic tells is judged by the rules that `fencepost verify` has for everybody (fencepost.verification); here are
+those about what only a trial sees: the workers' own words, the commands, the ledger and its epochs. None of them knows
+anything of the server. Every rule can fail: test_checker.py breaks a good history once for each.
 """
 
 from __future__ import annotations
@@ -12,21 +14,10 @@ from datetime import datetime
 from itertools import pairwise
 from typing import NamedTuple
 
+from fencepost.verification.run_rules import RUN_RULES
+from fencepost.verification.tally import ALONE, ARRIVAL, LOST, OCCURRENCES
+from fencepost.verification.verifier import Verifier
 from tests.chaos.history import History, TopicEvent
-
-# What may follow which event of a run. The empty name is before the first.
-NEXT_EVENTS = {
-    "": {"run_scheduled"},
-    "run_scheduled": {"run_leased", "run_held", "run_cancelled"},
-    "run_held": {"run_scheduled", "run_skipped", "run_cancelled"},
-    "run_leased": {"run_completed", "run_retried", "run_released", "run_dead", "run_cancelled"},
-    "run_retried": {"run_leased", "run_held", "run_cancelled"},
-    "run_released": {"run_leased", "run_held", "run_cancelled"},
-    "run_completed": set(),
-    "run_dead": set(),
-    "run_skipped": set(),
-    "run_cancelled": set(),
-}
 
 
 class Violation(NamedTuple):
@@ -35,6 +26,9 @@ class Violation(NamedTuple):
     rule: str
     subject: str
     detail: str
+
+
+Found = Iterator[tuple[str, str]]
 
 
 class Lives:
@@ -49,9 +43,28 @@ class Lives:
         for run_id, life in self.by_run.items():
             life.sort(key=lambda event: event.version)
             self.runs_of_job[life[0].job_id].append(run_id)
+        self._judged = _judged(history)
 
     def of_type(self, run_id: str, kind: str) -> list[TopicEvent]:
         return [event for event in self.by_run[run_id] if event.type == kind]
+
+    def broken(self, rule: str) -> Found:
+        """What of the topic breaks one of the rules of fencepost.verification: run (or job), and how."""
+        for violation in self._judged[rule]:
+            subject = violation.subject
+            story = f": {_story(self, subject)}" if subject in self.by_run else ""
+            yield subject, f"{violation.detail}{story}"
+
+
+def _judged(history: History) -> dict[str, list[Violation]]:
+    verifier = Verifier(complete=True)
+    for event in history.told or history.events:
+        verifier.take(event)
+    verifier.finish()
+    found: defaultdict[str, list[Violation]] = defaultdict(list)
+    for each in verifier.violations:
+        found[each.rule].append(Violation(each.rule, each.subject, each.detail))
+    return found
 
 
 @dataclass(frozen=True)
@@ -91,11 +104,9 @@ def due_of(lease: TopicEvent) -> datetime:
     return lease.due_at or datetime.max.replace(tzinfo=lease.at.tzinfo)
 
 
-Found = Iterator[tuple[str, str]]
-
-
 def nothing_is_lost(lives: Lives) -> Found:
     """Every accepted one-off has one run, and that run is completed."""
+    yield from lives.broken(LOST)
     for job_id in lives.history.one_offs:
         run_ids = lives.runs_of_job.get(job_id, [])
         if len(run_ids) != 1:
@@ -116,75 +127,31 @@ def every_command_is_applied(lives: Lives) -> Found:
             yield command.command_id, f"{command.kind} of job {command.job_id}: {outcome}"
 
 
-def versions_are_contiguous(lives: Lives) -> Found:
-    """A run's events are numbered 1, 2, 3 …: none is missing, and no two differ under one number."""
-    for run_id, life in lives.by_run.items():
-        versions = [event.version for event in life]
-        if versions != list(range(1, len(life) + 1)):
-            yield run_id, f"versions {versions}"
-
-
-def versions_arrive_in_order(lives: Lives) -> Found:
-    """In the topic a run's events come in the order of their versions; a redelivery repeats what was there before."""
-    newest: dict[str, int] = {}
-    seen: set[str] = set()
-    for event in lives.history.events:
-        if event.event_id not in seen and event.version <= newest.get(event.run_id, 0):
-            yield event.run_id, f"version {event.version} came after {newest[event.run_id]}"
-        seen.add(event.event_id)
-        newest[event.run_id] = max(newest.get(event.run_id, 0), event.version)
-
-
-def lives_are_legal(lives: Lives) -> Found:
-    """Each event follows one that it may follow: above all, no lease while another one lives."""
-    for run_id, life in lives.by_run.items():
-        for before, after in pairwise(["", *(event.type for event in life)]):
-            if after not in NEXT_EVENTS.get(before, set()):
-                yield run_id, f"{after} after {before or 'nothing'}: {_story(lives, run_id)}"
-
-
 def completed_at_most_once(lives: Lives) -> Found:
     """One accepted completion a run, by the topic and by what the workers were told."""
+    yield from lives.broken(completed_at_most_once.__name__)
     accepted: dict[str, set[int]] = defaultdict(set)
     for entry in lives.history.entries_of("answered"):
         if entry.status == 200:
             accepted[entry.run_id].add(entry.token)
     for run_id, life in lives.by_run.items():
         recorded = {event.token for event in life if event.type == "run_completed"}
-        if len(lives.of_type(run_id, "run_completed")) > 1:
-            yield run_id, f"completed more than once: {_story(lives, run_id)}"
         if not accepted[run_id] <= recorded:
             yield run_id, f"accepted under {sorted(accepted[run_id])}, recorded under {sorted(map(str, recorded))}"
 
 
 def nothing_is_early(lives: Lives) -> Found:
     """No lease and no handler before the instant that was asked for, nor before the attempt's own due time."""
+    yield from lives.broken(nothing_is_early.__name__)
     for leases in _leases(lives):
         for lease in leases:
-            asked = lives.history.one_offs.get(lease.job_id, due_of(lease))
-            if lease.at < max(due_of(lease), asked):
-                yield lease.run_id, f"leased at {lease.at}, asked for {asked}, due {lease.due_at}"
+            asked = lives.history.one_offs.get(lease.job_id)
+            if asked is not None and lease.at < asked:
+                yield lease.run_id, f"leased at {lease.at}, asked for {asked}"
     due = {(lease.run_id, lease.token): due_of(lease) for leases in _leases(lives) for lease in leases}
     for entry in lives.history.entries_of("started"):
         if entry.at < due.get((entry.run_id, entry.token), entry.at):
             yield entry.run_id, f"its handler started at {entry.at}, due {due[entry.run_id, entry.token]}"
-
-
-def leases_end_no_sooner_than_promised(lives: Lives) -> Found:
-    """An attempt is given up for an expired lease only after that lease's end."""
-    for run_id, life in lives.by_run.items():
-        for before, after in pairwise(life):
-            expired = before.type == "run_leased" and after.reason == "lease expired"
-            if expired and before.expires_at is not None and after.at < before.expires_at:
-                yield run_id, f"given up at {after.at}, leased until {before.expires_at}"
-
-
-def tokens_only_grow(lives: Lives) -> Found:
-    """Each lease of a run has a larger token than the one before."""
-    for leases in _leases(lives):
-        tokens = [lease.token or 0 for lease in leases]
-        if any(later <= earlier for earlier, later in pairwise(tokens)):
-            yield leases[0].run_id, f"lease tokens {tokens}"
 
 
 def workers_hold_what_the_topic_says(lives: Lives) -> Found:
@@ -224,23 +191,23 @@ def the_ledger_is_empty(lives: Lives) -> Found:
         yield "outbox", f"{readout.outbox_rows} rows wait"
 
 
+def _of_the_topic(rule: str) -> Callable[[Lives], Found]:
+    return lambda lives: lives.broken(rule)
+
+
+_HERE = (
+    nothing_is_lost,
+    every_command_is_applied,
+    completed_at_most_once,
+    nothing_is_early,
+    workers_hold_what_the_topic_says,
+    epochs_only_grow,
+    nothing_runs_twice_unprovoked,
+    the_ledger_is_empty,
+)
 RULES: dict[str, Callable[[Lives], Found]] = {
-    rule.__name__: rule
-    for rule in (
-        nothing_is_lost,
-        every_command_is_applied,
-        versions_are_contiguous,
-        versions_arrive_in_order,
-        lives_are_legal,
-        completed_at_most_once,
-        nothing_is_early,
-        leases_end_no_sooner_than_promised,
-        tokens_only_grow,
-        workers_hold_what_the_topic_says,
-        epochs_only_grow,
-        nothing_runs_twice_unprovoked,
-        the_ledger_is_empty,
-    )
+    **{rule: _of_the_topic(rule) for rule in (*RUN_RULES, ARRIVAL, OCCURRENCES, ALONE)},
+    **{rule.__name__: rule for rule in _HERE},
 }
 
 

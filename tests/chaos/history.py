@@ -13,6 +13,8 @@ from typing import Literal
 
 import msgspec
 
+from fencepost.verification.events import Event, RunEvent
+
 EntryKind = Literal["leased", "started", "finished", "stopped", "answered"]
 
 
@@ -47,22 +49,8 @@ def read_worker_log(path: Path, offset: int = 0) -> tuple[list[WorkerEntry], int
 _decode_entry = msgspec.json.Decoder(WorkerEntry).decode
 
 
-@dataclass(frozen=True)
-class TopicEvent:
-    """A run's event as `run-events` holds it, in topic order; redeliveries included."""
-
-    event_id: str
-    type: str
-    at: datetime
-    job_id: str
-    run_id: str
-    version: int
-    token: int | None = None
-    worker: str | None = None
-    due_at: datetime | None = None
-    expires_at: datetime | None = None
-    scheduled_for: datetime | None = None
-    reason: str | None = None
+# A run's event as `run-events` holds it, in topic order; redeliveries included.
+TopicEvent = RunEvent
 
 
 @dataclass(frozen=True)
@@ -96,7 +84,8 @@ class LedgerReadout:
 class History:
     """One trial. one_offs: job id -> the instant that was asked for, of every create that Kafka acknowledged.
 
-    faults: what was done to the processes meanwhile; without any, nothing may run twice.
+    faults: what was done to the processes meanwhile; without any, nothing may run twice. told: what the topic tells of
+    runs and of jobs, in its order, for the rules of occurrences and overlap; where it is left out `events` is judged.
     """
 
     one_offs: Mapping[str, datetime]
@@ -106,6 +95,7 @@ class History:
     epochs: list[EpochSample]
     ledger: LedgerReadout
     faults: list[str]
+    told: list[Event] = field(default_factory=list)
 
     def entries_of(self, kind: EntryKind) -> Iterable[WorkerEntry]:
         """The workers' entries of one kind, each worker's in its order."""

@@ -13,6 +13,8 @@ from uuid import uuid4
 import psycopg
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
 
+from fencepost.verification.events import Event
+from fencepost.verification.topic_pages import events_of
 from schemas.codec import Codec
 from schemas.commands import Command, decode_commands
 from tests.chaos.history import EpochSample, LedgerReadout, TopicCommand, TopicEvent
@@ -58,30 +60,18 @@ def _assigned(topic: str, partitions: set[int]) -> list[TopicPartition]:
 
 def read_events(bootstrap: str, topic: str, starts: Mapping[int, int], job_ids: set[str]) -> list[TopicEvent]:
     """The events of these jobs' runs, in topic order."""
-    codec = Codec()
-    found = []
-    for message in read_topic(bootstrap, topic, starts):
-        for event in codec.decode(message.value())[1]["events"]:
-            if event["runId"] is not None and event["jobId"] in job_ids:
-                found.append(_topic_event(event))
-    return found
+    return runs_of(read_told(bootstrap, topic, starts, job_ids))
 
 
-def _topic_event(event: dict[str, Any]) -> TopicEvent:
-    return TopicEvent(
-        event_id=event["eventId"],
-        type=event["type"],
-        at=event["at"],
-        job_id=event["jobId"],
-        run_id=event["runId"],
-        version=event["version"],
-        token=event["leaseToken"],
-        worker=event["workerId"],
-        due_at=event["dueAt"],
-        expires_at=event["leaseExpiresAt"],
-        scheduled_for=event["scheduledFor"],
-        reason=event["reason"],
-    )
+def read_told(bootstrap: str, topic: str, starts: Mapping[int, int], job_ids: set[str]) -> list[Event]:
+    """The events of these jobs and of their runs, in topic order."""
+    told = (event for message in read_topic(bootstrap, topic, starts) for event in events_of(message.value()))
+    return [event for event in told if event.job_id in job_ids]
+
+
+def runs_of(told: list[Event]) -> list[TopicEvent]:
+    """Those of the events that are of runs."""
+    return [event for event in told if isinstance(event, TopicEvent)]
 
 
 def read_commands(bootstrap: str, topic: str, starts: Mapping[int, int], job_ids: set[str]) -> list[TopicCommand]:

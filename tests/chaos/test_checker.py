@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from fencepost.verification.events import Event, JobEvent, RunEvent
+from fencepost.verification.run_ids import scheduled_run_id
 from tests.chaos.checker import RULES, check
 from tests.chaos.history import (
     EpochSample,
@@ -90,6 +93,12 @@ def test_a_sound_history_has_no_violation() -> None:
 def test_a_redelivered_event_is_no_violation() -> None:
     history = sound()
     history.events += history.events[2:5]
+    assert check(history).violations == []
+
+
+def test_what_the_topic_tells_of_jobs_is_judged_with_it() -> None:
+    history = sound()
+    history.told = [*history.events, *told_of_a_job("skip", 1, 2, 3), leased_run_of_a_job(1, 60)]
     assert check(history).violations == []
 
 
@@ -207,6 +216,44 @@ def two_workers_hold_one_lease(history: History) -> None:
     history.entries.append(entry(1, "leased", 0.2, worker="other"))
 
 
+def an_attempt_is_ended_by_another_worker(history: History) -> None:
+    change(history, "1-3", worker="other")
+
+
+RECURRING = "00000000-0000-7000-8000-000000000001"
+
+
+def told_of_a_job(overlap: str, *minutes: int) -> list[Event]:
+    """A job that fires every minute: its creation, and runs of these minutes."""
+    definition = json.dumps({"schedule": {"everySeconds": 60}, "overlap": overlap})
+    created = JobEvent("0-1-0", "job_created", after(0), RECURRING, 1, after(0), after(60), definition=definition)
+    runs: list[Event] = []
+    for minute in minutes:
+        nominal, run_id = after(60 * minute), scheduled_run_id(RECURRING, after(60 * minute), 0)
+        made = RunEvent(f"made-{minute}", "run_scheduled", after(60 * minute - 60), RECURRING, run_id, 1)
+        runs.append(replace(made, due_at=nominal, scheduled_for=nominal))
+    return [created, *runs]
+
+
+def leased_run_of_a_job(minute: int, seconds: float) -> RunEvent:
+    run_id = scheduled_run_id(RECURRING, after(60 * minute), 0)
+    leased = RunEvent(f"leased-{minute}", "run_leased", after(seconds), RECURRING, run_id, 2, token=1)
+    return replace(leased, due_at=after(60 * minute), expires_at=after(seconds + 5))
+
+
+def an_occurrence_has_no_decision(history: History) -> None:
+    history.told = [*history.events, *told_of_a_job("allow", 1, 3)]
+
+
+def two_runs_of_a_job_are_leased_at_once(history: History) -> None:
+    leased = leased_run_of_a_job(1, 130), leased_run_of_a_job(2, 131)
+    history.told = [*history.events, *told_of_a_job("skip", 1, 2), *leased]
+
+
+def a_job_gets_no_run(history: History) -> None:
+    history.told = [*history.events, *told_of_a_job("allow")]
+
+
 def an_epoch_falls(history: History) -> None:
     history.epochs.append(EpochSample(after(3), {0: (3, "b"), 1: (5, "a")}))
 
@@ -244,11 +291,11 @@ FOUND_BY: dict[Damage, set[str]] = {
     a_command_was_rejected: {"every_command_is_applied"},
     an_event_is_missing: {"versions_are_contiguous"},
     an_event_overtakes_another: {"versions_arrive_in_order"},
-    a_second_lease_while_the_first_lives: {"lives_are_legal"},
+    a_second_lease_while_the_first_lives: {"lives_are_legal", "nothing_starts_again_unprovoked"},
     life_goes_on_after_completion: {"lives_are_legal"},
     two_completions_are_recorded: {"completed_at_most_once", "lives_are_legal"},
     two_workers_are_told_that_they_completed_it: {"completed_at_most_once"},
-    a_completion_is_accepted_and_not_recorded: {"completed_at_most_once"},
+    a_completion_is_accepted_and_not_recorded: {"completed_at_most_once", "ends_name_their_lease"},
     a_lease_comes_before_its_due_time: {"nothing_is_early"},
     a_lease_comes_before_what_was_asked_for: {"nothing_is_early"},
     a_handler_starts_before_its_due_time: {"nothing_is_early"},
@@ -257,6 +304,10 @@ FOUND_BY: dict[Damage, set[str]] = {
     a_token_is_given_twice: {"tokens_only_grow"},
     a_worker_holds_a_lease_that_nobody_recorded: {"workers_hold_what_the_topic_says"},
     two_workers_hold_one_lease: {"workers_hold_what_the_topic_says"},
+    an_attempt_is_ended_by_another_worker: {"ends_name_their_lease"},
+    an_occurrence_has_no_decision: {"occurrences_are_decided_once"},
+    two_runs_of_a_job_are_leased_at_once: {"one_lease_a_job"},
+    a_job_gets_no_run: {"nothing_is_lost"},
     an_epoch_falls: {"epochs_only_grow"},
     an_owner_changes_under_one_epoch: {"epochs_only_grow"},
     a_handler_runs_twice_though_nothing_was_broken: {"nothing_runs_twice_unprovoked"},

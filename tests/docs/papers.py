@@ -18,6 +18,7 @@ PAPERS = (
     "connectors/client/README.md",
     "bench/README.md",
     "docs/performance.md",
+    "docs/verification.md",
 )
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -29,6 +29,7 @@ COMMANDS = {
     "forecast": "fencepost.commandline.forecast",
     "why": "fencepost.commandline.why",
     "doctor": "fencepost.commandline.doctor",
+    "verify": "fencepost.commandline.verify",
     "plan": "fencepost.commandline.declared_jobs",
     "apply": "fencepost.commandline.declared_jobs",
 }
@@ -82,6 +83,7 @@ def main(ctx: click.Context, url: str | None, token: str | None) -> None:
       fencepost dead replay --queue mail --reason timeout --per-second 5
       fencepost forecast --horizon 7d --limit-per-second 5000
       fencepost capacity --runs-per-day 20M --run-seconds 45
+      fencepost verify --last 24h
       fencepost why 019a3f6e-7c1b-8003-9d0a-3f1f1c6a2b11
       fencepost query "SELECT state, count(*) FROM runs GROUP BY state"
       fencepost send --bootstrap 127.0.0.1:9092 --tenant acme jobs.jsonl
@@ -89,8 +91,8 @@ def main(ctx: click.Context, url: str | None, token: str | None) -> None:
     \b
     Exit codes
       0  done
-      1  the server refused, or has no such thing
-      2  the command line or the input is wrong
+      1  the server refused, or has no such thing; `verify`: a promise is broken
+      2  the command line or the input is wrong; `verify`: it cannot be judged
       3  the server or the broker cannot be reached: try again
       4  `forecast --fail`: a second is over the limit
     """
