@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,25 +15,9 @@ from psycopg.conninfo import make_conninfo
 
 import ledger.migrations
 from ledger.migrations import MIGRATIONS_FOLDER, migrate, migration_files
+from tests.migrations.conftest import NewDatabase
 
 SCHEMA = MIGRATIONS_FOLDER.parent / "schema.sql"
-NewDatabase = Callable[[], str]
-
-
-@pytest.fixture
-def new_database(postgres_server: str) -> Iterator[NewDatabase]:
-    """Makes an empty database and returns its DSN."""
-    made: list[str] = []
-    with psycopg.connect(postgres_server, autocommit=True) as conn:
-
-        def make() -> str:
-            made.append(name := f"migrations_{uuid4().hex[:12]}")
-            conn.execute(f"CREATE DATABASE {name}")
-            return make_conninfo(postgres_server, dbname=name)
-
-        yield make
-        for name in made:
-            conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def dump(dsn: str) -> list[str]:
