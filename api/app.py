@@ -42,6 +42,7 @@ from api.ready_poll import ReadyPoll
 from api.run_commands import RunCommands
 from api.runs import Runs
 from api.schedules import preview_schedule
+from api.watchdogs import Watchdogs
 from api.whoami import whoami
 from api.why import Why
 from ledger.clock import LedgerClock
@@ -122,9 +123,10 @@ class Api:
         self.dead_letters = DeadLetters(shards, self.commands)
         self.queues = Queues(shards, self.poll)
         self.why = Why(shards, self.history, self.jobs)
-        self.doctor = Doctor(shards, self.producer, self.history)
+        self.doctor = Doctor(shards, self.producer, self.history, self.clocks)
         self.queries = Queries(self.history)
-        self.health = Health(shards, self.producer, self.history, self.index, self.metrics)
+        self.watchdogs = Watchdogs(shards, self.history, self.clocks, self.hints.are_read, self.metrics)
+        self.health = Health(shards, self.producer, self.history, self.index, self.metrics, self.watchdogs)
 
     def _locally_us(self, partition: int, due_us: int) -> int | None:
         return self.clocks[self._shards.number_of(partition)].locally_us(due_us)

@@ -16,9 +16,11 @@ from api.command_producer import CommandProducer
 from api.endpoints import Call
 from api.history_client import HistoryAway, HistoryClient, HistoryHealth
 from ledger.checkups import PartitionsCheckup, RunsCheckup, StalledJob
+from ledger.clock import LedgerClock
 from ledger.connection import Pool, session
 from ledger.pauses import Pause
 from ledger.shards import Shards
+from ledger.watchdogs import Attendance, Snapshot, Standbys
 from schemas.commands import JobSpec
 from schemas.errors import InvalidSchedule, LedgerUnavailable
 from schemas.http import NoBody
@@ -30,20 +32,33 @@ PROBE_TIMEOUT_S = 2.0
 LEDGER_TIMEOUT_S = 10.0
 # An owner that dies is missed after 15 s (ARCHITECTURE, Failure table); what lasts longer is no handover.
 UNOWNED_FAIL_S = 15.0
+SILENT_FAIL_S = 60.0
 OVERDUE_WARN_S = 60.0
 EXPIRED_WARN_S, EXPIRED_FAIL_S = 5.0, 60.0
 OUTBOX_WARN_S, OUTBOX_FAIL_S = 10.0, 300.0
 HISTORY_WARN_RECORDS = 1_000
+STANDBY_WARN_S = 30.0
+SNAPSHOT_WARN_S, SNAPSHOT_FAIL_S = 600.0, 3_600.0
+SKEW_WARN_S = 1.0
 
 Status = Literal["ok", "warn", "fail"]
 _RANK: Sequence[Status] = ("ok", "warn", "fail")
 
 
 class Doctor:
-    def __init__(self, shards: Shards, producer: CommandProducer, history: HistoryClient) -> None:
+    """clocks: what this process estimates the shards' clocks by."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        producer: CommandProducer,
+        history: HistoryClient,
+        clocks: Mapping[int, LedgerClock],
+    ) -> None:
         self._shards = shards
         self._producer = producer
         self._history = history
+        self._clocks = clocks
 
     async def diagnose(self, call: Call[NoBody]) -> Diagnosis:
         """GET /v1/doctor. Every check has a finding, whatever is away."""
@@ -54,7 +69,8 @@ class Doctor:
             self._look_at_history(),
         )
         shards = dict(zip(self._shards.pools, checkups, strict=True))
-        findings = [*ledger_findings(shards), kafka_finding(kafka), history_finding(history)]
+        skews = {number: clock.skew_s() for number, clock in self._clocks.items()}
+        findings = [*ledger_findings(shards), clocks_finding(skews), kafka_finding(kafka), history_finding(history)]
         return Diagnosis(status=max((each.status for each in findings), key=_RANK.index), findings=findings)
 
     async def _look_at_shard(self, pool: Pool, tenant: str) -> Checkup | str:
@@ -84,7 +100,7 @@ def ledger_findings(shards: Mapping[int, Checkup | str]) -> Iterator[Finding]:
     if not found:
         return
     checkup = together(found)
-    yield _ownership(checkup.partitions)
+    yield _ownership(checkup.partitions.total, checkup.attendance)
     yield _decisions(checkup.partitions)
     yield _schedules(checkup.stalled)
     yield _overdue(checkup.runs)
@@ -93,6 +109,24 @@ def ledger_findings(shards: Mapping[int, Checkup | str]) -> Iterator[Finding]:
     yield _outbox(checkup)
     yield _paused(checkup.pauses)
     yield _tzdata(checkup.tzdata)
+    yield standbys_finding(checkup.standbys)
+    yield snapshot_finding(checkup.snapshot)
+
+
+def clocks_finding(skews: Mapping[int, float]) -> Finding:
+    """skews: of this process's clock to each shard's; NaN of one that was never reached."""
+    known = {number: skew_s for number, skew_s in skews.items() if skew_s == skew_s}
+    if not known:
+        return _finding("clocks", "warn", "no shard's clock is known yet", "ask again once the ledger answers")
+    worst = max(known, key=lambda number: abs(known[number]))
+    between_s = max(known.values()) - min(known.values())
+    detail = (
+        f"this server's is {abs(known[worst]):.1f} s {'ahead of' if known[worst] > 0 else 'behind'} shard {worst}'s"
+    )
+    detail += f"; the shards' are {between_s:.1f} s apart" if len(known) > 1 else ""
+    is_bad = max(abs(known[worst]), between_s) > SKEW_WARN_S
+    remedy = "let NTP set both; runs go by their shard's clock alone, but logs and backups do not"
+    return _finding("clocks", "warn" if is_bad else "ok", detail, remedy)
 
 
 def kafka_finding(reachable: bool) -> Finding:
@@ -114,12 +148,16 @@ def history_finding(health: HistoryHealth | str) -> Finding:
     return _finding("history", "warn" if lag > HISTORY_WARN_RECORDS else "ok", detail, remedy)
 
 
-def _ownership(found: PartitionsCheckup) -> Finding:
-    if not found.unowned:
-        return _finding("owners", "ok", f"each of {found.total} partitions has one")
-    detail = f"{found.unowned} of {found.total} partitions have none, for {found.unowned_longest_s:.0f} s at most"
-    status: Status = "fail" if found.unowned_longest_s > UNOWNED_FAIL_S else "warn"
-    return _finding("owners", status, detail, "start a streams role, and see in its log why it does not take them over")
+def _ownership(total: int, found: Attendance) -> Finding:
+    remedy = "start a streams role, and see in its log why it does not take them over"
+    if found.unowned:
+        detail = f"{found.unowned} of {total} partitions have none, for {found.unowned_s:.0f} s at most"
+        return _finding("owners", "fail" if found.unowned_s > UNOWNED_FAIL_S else "warn", detail, remedy)
+    if found.silent:
+        silence = f"of {found.silent} nothing was heard for {found.silent_s:.0f} s at most"
+        detail = f"each of {total} partitions has one, but {silence}: dead, frozen, or behind with decisions"
+        return _finding("owners", "fail" if found.silent_s > SILENT_FAIL_S else "warn", detail, remedy)
+    return _finding("owners", "ok", f"each of {total} partitions has one")
 
 
 def _decisions(found: PartitionsCheckup) -> Finding:
@@ -202,6 +240,28 @@ def _tzdata(versions: set[str]) -> Finding:
     detail = f"this server has {TZDATA_VERSION}, pending occurrences were computed with {', '.join(others)} too"
     remedy = "run one version everywhere; an owner moves its jobs to its own when it takes their partition over"
     return _finding("tzdata", "warn", detail, remedy)
+
+
+def standbys_finding(found: Standbys) -> Finding:
+    if found.sync_missing:
+        remedy = "start the standby, or take it out of synchronous_standby_names: until then no commit returns"
+        return _finding("standbys", "fail", "commits wait for a synchronous standby, and none is there", remedy)
+    if not found.connected:
+        return _finding("standbys", "ok", "there is none")
+    detail = (
+        f"{found.connected}, {found.synchronous} of them synchronous; the last is {found.replay_lag_s:.1f} s behind"
+    )
+    remedy = "see whether its disk or its network is slow, or its replay is paused: a failover waits for it"
+    return _finding("standbys", "warn" if found.replay_lag_s > STANDBY_WARN_S else "ok", detail, remedy)
+
+
+def snapshot_finding(found: Snapshot | None) -> Finding:
+    """Dead rows stay while somebody may still see them, and every lease leaves some."""
+    if found is None or found.held_s is None:
+        return _finding("snapshots", "ok", "no session keeps vacuum from its work")
+    detail = f"{found.holder} keeps vacuum from what {found.transactions} transactions left, for {found.held_s:.0f} s"
+    status = _by(found.held_s, SNAPSHOT_WARN_S, SNAPSHOT_FAIL_S)
+    return _finding("snapshots", status, detail, "end it: SELECT pg_terminate_backend(…), or ROLLBACK PREPARED")
 
 
 def _by(age_s: float, warn_s: float, fail_s: float) -> Status:

@@ -18,6 +18,7 @@ from api.command_producer import CommandProducer
 from api.history_client import HistoryClient
 from api.metrics import ApiMetrics
 from api.ready_index import ReadyIndex
+from api.watchdogs import Watchdogs
 from ledger.connection import Pool, ledger_now, session
 from ledger.shard_map import HOME
 from ledger.shards import Shards
@@ -33,13 +34,20 @@ class Health:
     """Probes at most once a second, however many ask."""
 
     def __init__(
-        self, shards: Shards, producer: CommandProducer, history: HistoryClient, index: ReadyIndex, metrics: ApiMetrics
+        self,
+        shards: Shards,
+        producer: CommandProducer,
+        history: HistoryClient,
+        index: ReadyIndex,
+        metrics: ApiMetrics,
+        watchdogs: Watchdogs,
     ) -> None:
         self._shards = shards
         self._producer = producer
         self._history = history
         self._index = index
         self._metrics = metrics
+        self._watchdogs = watchdogs
         self._probing: asyncio.Task[Readiness] | None = None
         self._probed_at = 0.0
 
@@ -52,6 +60,7 @@ class Health:
         return Response(encode(readiness), status, media_type="application/json")
 
     async def metrics(self, _: Request) -> Response:
+        await self._watchdogs.look()
         self._metrics.ready_index_runs.set(len(self._index))
         return Response(self._metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 

@@ -47,6 +47,27 @@ MEASURES = (
     Measure(
         "commit_batch_runs", "distribution", "Runs that one group-committed transaction wrote.", ("kind",), _COUNTS
     ),
+    # What api/watchdogs.py sees of others, when somebody reads it. A shard that is away has ledger_up, and no more.
+    Measure("ledger_up", "gauge", "1 when the shard answered.", ("shard",)),
+    Measure("unowned_partitions", "gauge", "Partitions without an owner.", ("shard",)),
+    Measure("unowned_s", "gauge", "For how long one of them has had none, at the most.", ("shard",)),
+    Measure("silent_partitions", "gauge", "Partitions whose owner has not spoken for 15 s.", ("shard",)),
+    Measure("silent_s", "gauge", "For how long an owner has not spoken, at the most.", ("shard",)),
+    Measure("outbox_rows", "gauge", "Outbox rows that wait for the relay.", ("shard",)),
+    Measure("outbox_lag_s", "gauge", "How long the oldest of them has waited.", ("shard",)),
+    Measure("standbys", "gauge", "Standbys that stream the shard's WAL.", ("shard",)),
+    Measure("synchronous_standbys", "gauge", "Those of them that commits wait for.", ("shard",)),
+    Measure("sync_standby_missing", "gauge", "1 when commits wait for a standby and none is there.", ("shard",)),
+    Measure("standby_replay_lag_s", "gauge", "How far the last standby is behind, in time.", ("shard",)),
+    Measure("standby_replay_lag_bytes", "gauge", "How far the last standby is behind, in WAL.", ("shard",)),
+    Measure("oldest_snapshot_s", "gauge", "How old the session is that holds vacuum back the most.", ("shard",)),
+    Measure("oldest_snapshot_transactions", "gauge", "How many transactions it has held back.", ("shard",)),
+    Measure("clock_skew_s", "gauge", "How far this process's clock is ahead of the shard's, for certain.", ("shard",)),
+    Measure("history_up", "gauge", "1 when the history answered, and has reached Kafka."),
+    Measure(
+        "history_lag_records", "gauge", "Records of run-events that it has not read, of the partition most behind."
+    ),
+    Measure("hints_read", "gauge", "1 when hints that are sent now come through to this process."),
 )
 
 
@@ -115,6 +136,24 @@ class ApiMetrics:
     ready_index_runs: Gauge
     ready_index_dropped: Counter
     commit_batch_runs: Distributions
+    ledger_up: Gauge
+    unowned_partitions: Gauge
+    unowned_s: Gauge
+    silent_partitions: Gauge
+    silent_s: Gauge
+    outbox_rows: Gauge
+    outbox_lag_s: Gauge
+    standbys: Gauge
+    synchronous_standbys: Gauge
+    sync_standby_missing: Gauge
+    standby_replay_lag_s: Gauge
+    standby_replay_lag_bytes: Gauge
+    oldest_snapshot_s: Gauge
+    oldest_snapshot_transactions: Gauge
+    clock_skew_s: Gauge
+    history_up: Gauge
+    history_lag_records: Gauge
+    hints_read: Gauge
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()

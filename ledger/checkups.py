@@ -11,14 +11,12 @@ from ledger.slots import MAY_TAKE_SLOT
 
 
 class PartitionsCheckup(NamedTuple):
-    """unowned: partitions without an owner, longest_s for how long. oldest_decided_s: since the oldest decided_through.
+    """oldest_decided_s: since the oldest decided_through. Who owns them is told by ledger/watchdogs.py.
 
     undecided_s: for how long the oldest occurrence has waited for its decision; 0 when none does.
     """
 
     total: int
-    unowned: int
-    unowned_longest_s: float
     oldest_decided_s: float
     undecided_partitions: int
     undecided_s: float
@@ -32,13 +30,11 @@ WITH behind AS (
     SELECT partition, min(next_fire_at) AS since FROM jobs
     WHERE state = 'active' AND next_fire_at < coalesce(%(now)s::timestamptz, now()) AND {_RECURRING} GROUP BY partition
 ), ages AS (
-    SELECT p.owner, extract(epoch FROM coalesce(%(now)s::timestamptz, now()) - p.owner_since)::float8 AS owner_s,
-           extract(epoch FROM coalesce(%(now)s::timestamptz, now()) - p.decided_through)::float8 AS decided_s,
+    SELECT extract(epoch FROM coalesce(%(now)s::timestamptz, now()) - p.decided_through)::float8 AS decided_s,
            extract(epoch FROM coalesce(%(now)s::timestamptz, now()) - b.since)::float8 AS behind_s
     FROM partitions p LEFT JOIN behind b USING (partition)
 )
-SELECT count(*), count(*) FILTER (WHERE owner IS NULL), coalesce(max(owner_s) FILTER (WHERE owner IS NULL), 0),
-       coalesce(max(decided_s), 0), count(behind_s), coalesce(max(behind_s), 0)
+SELECT count(*), coalesce(max(decided_s), 0), count(behind_s), coalesce(max(behind_s), 0)
 FROM ages
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -72,6 +73,18 @@ class LedgerClock:
         """The ledger's time, microseconds since 1970. Needs one sample first."""
         assert self._best is not None
         return monotonic_us() + self._best[1]
+
+    def skew_s(self, wall_us: int | None = None) -> float:
+        """How far this process's wall clock is ahead of the ledger's for certain, negative when it is behind.
+
+        Nothing goes by it but what people read: logs, and when a producer says that a command was made. NaN without a
+        sample.
+        """
+        if self._best is None:
+            return math.nan
+        round_trip_us, offset_us = self._best
+        most_us = (time.time_ns() // 1_000 if wall_us is None else wall_us) - (monotonic_us() + offset_us)
+        return max(most_us - round_trip_us, min(most_us, 0)) / 1e6
 
     def locally_us(self, instant_us: int) -> int | None:
         """When the ledger's clock will have reached an instant, by `monotonic_us`. None without a sample."""

@@ -17,7 +17,13 @@ from schemas.codec import Codec, Record
 from schemas.errors import KafkaUnavailable, TryAgain, Undecodable
 from schemas.event_rows import EventRows
 from streams.history_store import EventRow, HistoryStore
-from streams.metrics import HISTORY_EVENTS, HISTORY_LAG_RECORDS, HISTORY_RECORDS_SKIPPED, HISTORY_REPEATED_EVENTS
+from streams.metrics import (
+    HISTORY_EVENTS,
+    HISTORY_LAG_RECORDS,
+    HISTORY_RECORDS_SKIPPED,
+    HISTORY_REPEATED_EVENTS,
+    HISTORY_SILENT_SECONDS,
+)
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +88,8 @@ class HistoryProjector:
 
     def run(self, stop: threading.Event) -> None:
         """Project until `stop`, over every failure that time can mend. Raises duckdb.Error when the store is broken."""
+        began = time.monotonic()
+        HISTORY_SILENT_SECONDS.set_function(lambda: time.monotonic() - max(began, self._measured))
         while not stop.is_set():
             try:
                 with self._consumer() as consumer:

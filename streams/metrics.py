@@ -41,6 +41,9 @@ _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 COMMANDS_APPLIED = Counter("fencepost_commands_applied_total", "Commands that took effect or were already in effect")
 COMMANDS_REJECTED = Counter("fencepost_commands_rejected_total", "Commands sent to the rejected topic", ["code"])
 COMMANDS_READ_AGAIN = Counter("fencepost_commands_read_again_total", "Times that a partition's commands did not come")
+COMMANDS_STALLED_SECONDS = Gauge(
+    "fencepost_commands_stalled_seconds", "For how long a partition's commands have not come, of the one most behind"
+)
 COMMANDS_FORWARDED = Counter("fencepost_commands_forwarded_total", "Commands that came to a partition not their own")
 APPLY_SECONDS = Histogram("fencepost_apply_seconds", "One fenced transaction of commands", buckets=_LATENCY_BUCKETS)
 HINTS_SENT = Counter("fencepost_hints_sent_total", "Run ids told to the API")
@@ -80,3 +83,7 @@ HISTORY_EVENTS = Counter("fencepost_history_events_total", "Run events that the 
 HISTORY_REPEATED_EVENTS = Counter("fencepost_history_repeated_events_total", "Run events the history had already")
 HISTORY_RECORDS_SKIPPED = Counter("fencepost_history_skipped_records_total", "Records that are no run events")
 HISTORY_LAG_RECORDS = Gauge("fencepost_history_lag_records", "Records of run-events not read yet", ["partition"])
+HISTORY_SILENT_SECONDS = Gauge("fencepost_history_silent_seconds", "Since the projector last looked at run-events")
+CLOCK_SKEW_SECONDS = Gauge(
+    "fencepost_clock_skew_seconds", "How far this process's clock is ahead of the shard's, for certain", ["shard"]
+)

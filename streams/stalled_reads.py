@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from streams.metrics import COMMANDS_READ_AGAIN
+from streams.metrics import COMMANDS_READ_AGAIN, COMMANDS_STALLED_SECONDS
 from streams.ownership import Ownership
 from streams.pulse import pulse
 
@@ -25,6 +25,7 @@ LONGEST_PATIENCE_S = 60.0
 async def read_what_stalls(ownership: Ownership, end_of: Callable[[int], int | None]) -> None:
     """Look now and then, for ever. end_of: the topic's end in a partition as the consumer knows it, None if not yet."""
     watch = StallWatch()
+    COMMANDS_STALLED_SECONDS.set_function(lambda: watch.longest_s(time.monotonic()))
     while True:
         await pulse(PERIOD_S)
         inboxes = {owner.fence.partition: owner.inbox for owner in ownership.owners()}
@@ -40,6 +41,7 @@ async def read_what_stalls(ownership: Ownership, end_of: Callable[[int], int | N
 @dataclass
 class _Stall:
     offset: int
+    since_s: float
     patience_s: float
     until_s: float
 
@@ -60,9 +62,13 @@ class StallWatch:
         self._stalls = {p: stall for p, stall in self._stalls.items() if behind.get(p) == stall.offset}
         due = []
         for partition, offset in behind.items():
-            stall = self._stalls.setdefault(partition, _Stall(offset, PATIENCE_S, now_s + PATIENCE_S))
+            stall = self._stalls.setdefault(partition, _Stall(offset, now_s, PATIENCE_S, now_s + PATIENCE_S))
             if stall.until_s <= now_s:
                 due.append(partition)
                 stall.patience_s = min(2 * stall.patience_s, LONGEST_PATIENCE_S)
                 stall.until_s = now_s + stall.patience_s
         return due
+
+    def longest_s(self, now_s: float) -> float:
+        """How long the partition has stood still that has done so for the longest; 0 when all of them go on."""
+        return max((now_s - stall.since_s for stall in self._stalls.values()), default=0.0)

@@ -21,7 +21,7 @@ from streams.decided_through import keep_decided_through
 from streams.decision_rounds import DecisionRounds
 from streams.event_feed import EventFeed
 from streams.faust_app import SESSION_TIMEOUT_S, OwnersApp, create_owners_app
-from streams.metrics import TIMERS_LOADED
+from streams.metrics import CLOCK_SKEW_SECONDS, TIMERS_LOADED
 from streams.ownership import Ownership
 from streams.partition_owner import PartitionOwner
 from streams.pulse import pulse
@@ -82,6 +82,8 @@ class StreamsRole:
                 shard: await _keep_time(stack, shared, pool, partial(_owners_on, shard, shards, ownership), crash)
                 for shard, pool in shards.pools.items()
             }
+            for shard, its in around.items():
+                CLOCK_SKEW_SECONDS.labels(shard).set_function(its.clock.skew_s)
             TIMERS_LOADED.set_function(lambda: sum(owner.timers() for owner in ownership.owners()))
             ownership.feed = feed
             ownership.around_of = lambda partition: around[shards.number_of(partition)]

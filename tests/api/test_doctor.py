@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
 import pytest
 
-from api.app import ApiSettings
-from api.doctor import history_finding, kafka_finding, ledger_findings
+from api.app import Api, ApiSettings
+from api.doctor import (
+    clocks_finding,
+    history_finding,
+    kafka_finding,
+    ledger_findings,
+    snapshot_finding,
+    standbys_finding,
+)
 from api.history_client import HistoryHealth
 from fencepost.explanation_client import Diagnosis
 from ledger.connection import Pool, session
+from ledger.watchdogs import Snapshot, Standbys
 from schemas.commands import JobSpec, definition_json
 from schemas.zones import TZDATA_VERSION
 from tests.api.conftest import Caller, Callers, Past, with_history
@@ -41,14 +50,18 @@ async def change(pool: Pool, statement: str) -> None:
         await conn.execute(statement)
 
 
-async def test_a_sound_installation_has_nothing_but_ok(operator: Caller, owner: Owner, past: Past) -> None:
+async def test_a_sound_installation_has_nothing_but_ok(
+    api: Api, operator: Caller, owner: Owner, past: Past, ledger_pool: Pool
+) -> None:
+    await api.clocks[0].begin(ledger_pool)
     await owner.make_due(due_in_s=3600)
     await past.relayed()
     await past.hears()
+    await change(ledger_pool, "UPDATE partitions SET decided_through = now()")  # as owners say it
     status, findings = await diagnosis(operator)
     assert list(findings) == [
         *("ledger", "owners", "decisions", "schedules", "overdue", "leases", "dead", "outbox", "pauses", "tzdata"),
-        *("kafka", "history"),
+        *("standbys", "snapshots", "clocks", "kafka", "history"),
     ]
     assert [finding for finding in findings.values() if finding["status"] != "ok"] == []
     assert status == "ok"
@@ -64,6 +77,19 @@ async def test_partitions_without_an_owner_fail_once_it_lasts(operator: Caller, 
     status, findings = await diagnosis(operator)
     assert (status, findings["owners"]["status"]) == ("fail", "fail")
     assert findings["owners"]["remedy"]
+
+
+@pytest.mark.usefixtures("owner")
+async def test_owners_of_whom_nothing_is_heard_fail_once_it_lasts(operator: Caller, ledger_pool: Pool) -> None:
+    """A killed owner is still the owner by the ledger: it did not release anything."""
+    for silent_for, status in (("10 s", "ok"), ("30 s", "warn"), ("90 s", "fail")):
+        since = f"now() - interval '{silent_for}'"
+        await change(ledger_pool, f"UPDATE partitions SET owner_since = {since}, decided_through = {since}")
+        _, findings = await diagnosis(operator)
+        assert findings["owners"]["status"] == status
+    assert "of 16 nothing was heard for" in findings["owners"]["detail"]
+    await change(ledger_pool, "UPDATE partitions SET owner_since = now()")  # who has just begun may be behind
+    assert (await diagnosis(operator))[1]["owners"]["status"] == "ok"
 
 
 async def test_an_occurrence_that_waits_for_its_decision_is_a_warning_and_a_quiet_partition_is_none(
@@ -188,3 +214,44 @@ def test_kafka_and_a_ledger_that_are_away_fail() -> None:
     assert kafka_finding(False).status == "fail"
     [only] = ledger_findings({0: "no connection"})
     assert (only.check, only.status, only.detail) == ("ledger", "fail", "no connection")
+
+
+@pytest.mark.parametrize(
+    ("skews", "status", "said"),
+    [
+        ({0: 0.2, 1: -0.4}, "ok", "0.4 s behind shard 1's; the shards' are 0.6 s apart"),
+        ({0: 2.0}, "warn", "2.0 s ahead of shard 0's"),
+        ({0: 0.9, 1: -0.9}, "warn", "1.8 s apart"),
+        ({0: 0.0, 1: math.nan}, "ok", "shard 0"),
+        ({0: math.nan}, "warn", "no shard's clock is known"),
+    ],
+)
+def test_clocks_that_are_apart_are_a_warning(skews: dict[int, float], status: str, said: str) -> None:
+    finding = clocks_finding(skews)
+    assert finding.status == status
+    assert said in finding.detail
+    assert (finding.remedy is None) == (status == "ok")
+
+
+@pytest.mark.parametrize(
+    ("standbys", "status", "said"),
+    [
+        (Standbys(0, 0, False, 0, 0), "ok", "there is none"),
+        (Standbys(2, 1, False, 0.5, 100), "ok", "2, 1 of them synchronous"),
+        (Standbys(1, 0, False, 31.0, 100), "warn", "31.0 s behind"),
+        (Standbys(1, 0, True, 0, 0), "fail", "commits wait"),
+    ],
+)
+def test_a_standby_that_is_behind_is_a_warning_and_one_that_commits_wait_for_a_failure(
+    standbys: Standbys, status: str, said: str
+) -> None:
+    finding = standbys_finding(standbys)
+    assert finding.status == status
+    assert said in finding.detail
+
+
+def test_a_snapshot_that_is_held_for_long_is_a_warning_and_then_a_failure() -> None:
+    for held_s, status in ((None, "ok"), (300.0, "ok"), (700.0, "warn"), (4_000.0, "fail")):
+        assert snapshot_finding(Snapshot(5, held_s, "session 7 of psql (idle in transaction)")).status == status
+    assert "session 7" in snapshot_finding(Snapshot(5, 700.0, "session 7 of psql (idle in transaction)")).detail
+    assert snapshot_finding(None).status == "ok"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.clock import LedgerClock
+from ledger.clock import LedgerClock, monotonic_us
 from ledger.connection import Pool, ledger_now, session
 from streams.timers import to_us
 
@@ -58,6 +60,25 @@ def test_a_ledger_whose_clock_was_put_forward_is_believed_at_once() -> None:
     clock.learn(100, 1_000_000)
     clock.learn(5_000, 2_000_000)
     assert offset_us(clock) == 2_000_000
+
+
+@pytest.mark.parametrize("ahead_s", [2.0, -3.0])
+def test_a_process_whose_clock_is_off_is_told_by_how_much_for_certain(ahead_s: float) -> None:
+    clock = LedgerClock()
+    clock.learn(100_000, 5_000_000)
+    before_us = monotonic_us() + 5_000_000  # the ledger's clock, or up to 0.1 s later
+    skew_s = clock.skew_s(before_us + round(1e6 * ahead_s))
+    elapsed_s = (clock.now_us() - before_us) / 1e6
+    least, most = sorted((abs(ahead_s) - 0.1 - elapsed_s, abs(ahead_s) + elapsed_s))
+    assert least <= abs(skew_s) <= most
+    assert (skew_s > 0) == (ahead_s > 0)
+
+
+def test_a_skew_within_the_round_trip_is_none_and_without_a_sample_it_is_unknown() -> None:
+    clock = LedgerClock()
+    assert math.isnan(clock.skew_s())
+    clock.learn(60_000_000, 5_000_000)
+    assert clock.skew_s(clock.now_us() + 30_000_000) == 0
 
 
 async def test_the_ledger_s_time_is_told_within_a_round_trip(ledger_pool: Pool) -> None:

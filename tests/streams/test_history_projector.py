@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from prometheus_client import REGISTRY
 
 from connectors.stack import KafkaBroker
 from schemas.codec import Codec
@@ -248,3 +249,16 @@ def _produce_lives(bootstrap: str, topics: Topics, count: int) -> None:
         events = [event for n in range(first, first + 20) for event in life_of(UUID(int=n))]
         produce_events(bootstrap, topics, events, partition=first // 20 % 4)
         time.sleep(0.05)
+
+
+def test_a_projector_that_comes_round_no_more_is_told_by_its_silence(projecting: Projecting) -> None:
+    def silent_s() -> float:
+        told = REGISTRY.get_sample_value("fencepost_history_silent_seconds")
+        assert told is not None
+        return told
+
+    with projecting() as projector:
+        wait_until(lambda: projector.lag == {0: 0, 1: 0, 2: 0, 3: 0})
+        before = silent_s()
+    after = silent_s()
+    wait_until(lambda: silent_s() > max(before, after))

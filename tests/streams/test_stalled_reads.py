@@ -44,3 +44,13 @@ def test_a_partition_that_is_full_or_gone_meanwhile_starts_anew() -> None:
     watch.stalled({3: 7}, {3: 8}, 0.0)
     assert watch.stalled({}, {}, 2.0) == []
     assert watch.stalled({3: 7}, {3: 8}, PATIENCE_S) == []
+
+
+def test_how_long_the_longest_stands_still_is_told_until_it_moves() -> None:
+    watch = StallWatch()
+    assert watch.longest_s(5.0) == 0
+    watch.stalled({3: 7, 4: 1}, {3: 8, 4: 1}, 10.0)
+    watch.stalled({3: 7, 4: 1}, {3: 8, 4: 2}, 40.0)
+    assert watch.longest_s(45.0) == 35
+    watch.stalled({3: 8, 4: 1}, {3: 8, 4: 2}, 50.0)
+    assert watch.longest_s(55.0) == 15
