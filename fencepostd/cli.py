@@ -14,7 +14,7 @@ import click
 import psycopg
 
 from connectors.stack import PartStatus, StackError
-from fencepostd import roles
+from fencepostd import backup_check, roles
 from fencepostd.local import Local
 from fencepostd.local import init as init_installation
 from fencepostd.settings import DEFAULT_PARTITIONS, Settings
@@ -247,6 +247,45 @@ def restored(postgres: str) -> None:
         f"restored: {done.partitions} partitions, epochs above {done.epoch}, lease tokens above {done.lease_token}"
     )
     click.echo(f"{done.leases} leases of the backup are over; their runs are retried once the roles are back")
+
+
+@main.command("backup-check")
+@click.option("--kafka", required=True, envvar="FENCEPOST_KAFKA", show_envvar=True, help="host:port[,host:port]")
+@click.option("--postgres", required=True, envvar="FENCEPOST_POSTGRES", show_envvar=True, help="A DSN, home's.")
+@click.option("--topic-prefix", default="fencepost", envvar="FENCEPOST_TOPIC_PREFIX", show_default=True)
+@click.option(
+    "--backup-age-hours",
+    type=click.FloatRange(min=0, min_open=True),
+    default=24.0,
+    show_default=True,
+    help="How old the backup may be from which you would restore.",
+)
+@refusals
+def check_backup(kafka: str, postgres: str, topic_prefix: str, backup_age_hours: float) -> None:
+    """Explain what to back up, and check whether a ledger restored from it would be whole.
+
+    The ledger is all there is to back up: the Postgres database of every shard, each by itself. Timing state and
+    history are made anew from it and from Kafka. What was commanded since the backup comes back from the commands
+    topic, so that must keep commands for longer than backups are old.
+
+    Looks and changes nothing. Run it after an installation, after a change of Postgres or Kafka, and by a timer.
+
+    \b
+    Exit code 0   nothing fails; warnings may be there
+              1   it could not look: a part is away
+              3   something fails: a restored ledger would not be whole
+
+    \b
+        fencepostd backup-check --backup-age-hours 26
+        pg_dump --format=custom …               or a base backup and its WAL, of each shard
+        fencepostd restored --postgres …        after restoring one, before any role starts
+    """
+    found = asyncio.run(backup_check.look(postgres, kafka, Topics(topic_prefix)))
+    checks = list(backup_check.findings(found, timedelta(hours=backup_age_hours)))
+    for line in (*backup_check.explanation(found), "", *backup_check.lines(checks)):
+        click.echo(line)
+    if any(each.status == "fail" for each in checks):
+        sys.exit(3)
 
 
 async def _declare_restored(dsn: str) -> Restoration:
