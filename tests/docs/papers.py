@@ -17,8 +17,8 @@ PAPERS = (
     "CHANGELOG.md",
     "connectors/client/README.md",
     "bench/README.md",
+    "docs/operating.md",
     "docs/performance.md",
-    "docs/verification.md",
 )
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
