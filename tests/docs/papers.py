@@ -19,6 +19,7 @@ PAPERS = (
     "bench/README.md",
     "docs/operating.md",
     "docs/performance.md",
+    "docs/verification.md",
 )
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
