@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Absolute, so that the fallback below also works from a recipe that changes directory.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup lock copies format check test demo bench bench-lateness bench-mix bench-drain bench-enqueue \
+.PHONY: help setup lock copies format check test simulation demo bench bench-lateness bench-mix bench-drain bench-enqueue \
 	bench-heartbeats bench-takeover bench-idle bench-backlog bench-shards bench-soak bench-scale up down clean
 
 help:  ## list the targets
@@ -41,6 +41,12 @@ check: setup  ## formatter, linter, types, import directions
 
 test: setup  ## the whole suite on real Kafka and Postgres, which it starts and stops itself, in two processes
 	pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations=25
+
+# `make simulation SEEDS=500` is a first look.
+SEEDS ?= 10000
+
+simulation: setup  ## SEEDS simulations of the protocol under a virtual clock, hurt and healed, in two processes
+	python -m tests.simulation --seeds $(SEEDS)
 
 demo: setup  ## one run's whole life: the stack, the real schedules, 1,000 one-off jobs, two workers, the proof
 	python -m examples.demo
