@@ -84,6 +84,7 @@ state_option = click.option(
 @click.option(
     "--shards", type=click.IntRange(1), help="Postgres servers, over which the partitions are spread; for ever."
 )
+@click.option("--standby", is_flag=True, help="Give each Postgres a synchronous standby; for good.")
 @refusals
 def up(
     state: Path,
@@ -93,6 +94,7 @@ def up(
     owners: int,
     apis: int,
     shards: int | None,
+    standby: bool,
 ) -> None:
     """Start everything on this machine: Kafka, Postgres, and every role as a process.
 
@@ -105,6 +107,7 @@ def up(
         kafka=kafka,
         postgres=postgres,
         shards=shards,
+        standby=standby,
         partitions=partitions,
         owners=owners,
         apis=apis,
@@ -141,7 +144,7 @@ def status(state: Path) -> None:
 def _line(part: PartStatus, now: datetime) -> str:
     since = f"{(now - part.since).total_seconds():.0f} s" if part.since else "-"
     where = f"pid {part.pid or '-':<8} port {part.port or '-':<6} up {since:<8}"
-    return f"{part.name:<12} {part.health:<8} {where} {part.detail}"
+    return f"{part.name:<16} {part.health:<8} {where} {part.detail}"
 
 
 def _by_owner(partitions: list[PartitionStatus]) -> dict[str | None, list[int]]:
@@ -160,6 +163,18 @@ def _ranges(numbers: list[int]) -> str:
         else:
             ranges.append([number])
     return " ".join("-".join(map(str, ends)) for ends in ranges)
+
+
+@main.command()
+@state_option
+@click.argument("part", default="postgres")
+@refusals
+def promote(state: Path, part: str) -> None:
+    """Make the standby of a Postgres, started with `up --standby`, its primary: to see what a failover is like.
+
+    The old primary may be dead or go on; `up` makes it the standby of the new one, as a copy of it.
+    """
+    Local(state, click.echo).stack.promote(part)
 
 
 @main.command()

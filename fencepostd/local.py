@@ -102,13 +102,16 @@ class Local:
         kafka: str | None = None,
         postgres: str | None = None,
         shards: int | None = None,
+        standby: bool = False,
         partitions: int = 16,
         owners: int = 2,
         apis: int = 1,
     ) -> None:
         self.state, self._say, self._partitions = state.resolve(), say, partitions
         self._owners = [f"streams-{number}" for number in range(owners)]
-        self.stack = LocalStack(self.state, kafka=kafka, postgres=postgres, shards=shards, say=say, init=self._init)
+        self.stack = LocalStack(
+            self.state, kafka=kafka, postgres=postgres, shards=shards, standby=standby, say=say, init=self._init
+        )
         for role in self._roles(apis):
             self.stack.add_role(role)
 

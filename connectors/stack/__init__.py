@@ -6,6 +6,7 @@ Knows nothing of the server: the composition root hands it the roles to run.
 from connectors.stack.errors import ApacheKafkaUnavailable, PartFailed, StackBusy, StackError
 from connectors.stack.kafka import KafkaBroker
 from connectors.stack.postgres import PostgresServer
+from connectors.stack.postgres_pair import PostgresPair
 from connectors.stack.roles import RoleSpec
 from connectors.stack.stack import LocalStack, default_cache_dir
 from connectors.stack.status import PartStatus
@@ -16,6 +17,7 @@ __all__ = [
     "LocalStack",
     "PartFailed",
     "PartStatus",
+    "PostgresPair",
     "PostgresServer",
     "RoleSpec",
     "StackBusy",

@@ -30,14 +30,14 @@ def kafka_health(bootstrap: str, timeout_s: float = 2.0) -> Health:
 
 
 def postgres_health(dsn: str, timeout_s: float = 2.0) -> Health:
-    """Connect and select."""
+    """Connect and select. The detail tells a standby from a primary."""
     try:
         with psycopg.connect(dsn, connect_timeout=max(2, round(timeout_s))) as connection:
-            connection.execute("SELECT 1")
+            follows = connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,)
             version = connection.info.server_version
     except psycopg.Error as error:
         return Health(False, _one_line(str(error)))
-    return Health(True, f"{dsn}, version {version // 10000}.{version % 10000}")
+    return Health(True, f"{dsn}, version {version // 10000}.{version % 10000}{', standby' if follows else ''}")
 
 
 def http_health(url: str, timeout_s: float = 2.0) -> Health:

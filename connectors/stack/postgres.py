@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import psycopg
@@ -20,6 +24,8 @@ from connectors.stack.part import Part, Say, silent
 from connectors.stack.processes import Process, kill, wait_until
 
 DATABASE = "fencepost"
+STANDBY = "fencepost_standby"  # by this name a primary knows its standby
+LOCALE = ("--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C")
 READY_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 30.0
 ORPHANS_DEADLINE_S = 5.0
@@ -44,6 +50,11 @@ SETTINGS = {
 
 def local_dsn(port: int, database: str = DATABASE) -> str:
     return f"postgresql://postgres@127.0.0.1:{port}/{database}"
+
+
+def standby_name(part: str) -> str:
+    """The part that is the standby of this one."""
+    return f"{part}-standby"
 
 
 class PostgresServer:
@@ -80,15 +91,59 @@ class PostgresServer:
     def pid(self) -> int | None:
         return self.part.pid
 
+    @property
+    def servers(self) -> list[PostgresServer]:
+        """Itself: as a pair has two."""
+        return [self]
+
     def start(self) -> None:
         """Start it unless it runs, wait until it answers and make its database.
 
         Raises PartFailed with the tail of its log if it does not come up.
         """
         if self.pid is None:
+            if not self._data.exists():
+                self._init()
             self._launch()
-        self.part.await_ready(partial(postgres_health, local_dsn(self.port, "postgres")), READY_DEADLINE_S)
+        self._await_ready()
         self._ensure_database()
+
+    def follow(self, primary: PostgresServer) -> None:
+        """Start it as a standby of that server, which runs, unless it runs; the first time as a copy of it.
+
+        Raises PartFailed, as `start` does.
+        """
+        if self.pid is None:
+            if not self._data.exists():
+                self._copy(primary)
+            self._launch(
+                primary_conninfo=f"host=127.0.0.1 port={primary.port} user=postgres application_name={STANDBY}"
+            )
+        self._await_ready()
+
+    @property
+    def is_standby(self) -> bool:
+        """Whether its data are a standby's: until it is promoted."""
+        return (self._data / "standby.signal").exists()
+
+    @property
+    def timeline(self) -> int:
+        """1, one more with each promotion that its data have seen; 0 of a standby, and of a server without data."""
+        if self.is_standby or not self._data.exists():
+            return 0
+        return max((int(file.stem, 16) for file in (self._data / "pg_wal").glob("*.history")), default=1)
+
+    def forget_data(self) -> None:
+        """Kill it, and have it begin anew: what it holds is another server's by now."""
+        self.kill()
+        shutil.rmtree(self._data, ignore_errors=True)
+
+    def execute(self, statement: str) -> list[tuple[Any, ...]]:
+        """Run a statement as its superuser, without waiting for any standby; the rows."""
+        with psycopg.connect(local_dsn(self.port, "postgres"), autocommit=True) as connection:
+            connection.execute("SET synchronous_commit = local")
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
 
     def stop(self) -> None:
         """Fast shutdown: sessions are cut off, a checkpoint is written. SIGKILL after half a minute."""
@@ -98,29 +153,43 @@ class PostgresServer:
         """SIGKILL, as a crash, all of its processes at once."""
         self.part.kill()
 
-    def _launch(self) -> None:
+    def _launch(self, **more: str) -> None:
         port = self.part.register.claim_port(self.part.name, self._wanted_port)
-        if not self._data.exists():
-            self._init()
         self._clear_leftovers()
         self.part.say(f"starting on 127.0.0.1:{port}")
-        settings = [f"--{name}={value}" for name, value in {**SETTINGS, "port": str(port)}.items()]
+        settings = [f"--{name}={value}" for name, value in {**SETTINGS, "port": str(port), **more}.items()]
         self.part.launch(self._program("postgres", "-D", str(self._data), *settings), port=port)
+
+    def _await_ready(self) -> None:
+        self.part.await_ready(partial(postgres_health, local_dsn(self.port, "postgres")), READY_DEADLINE_S)
 
     def _program(self, name: str, *arguments: str) -> list[str]:
         program = _pginstall() / "bin" / name
         return unprivileged([str(program), *arguments], [program, self._data])
 
     def _init(self) -> None:
+        with self._fresh_data("initdb", "--username=postgres", "--auth=trust", "--encoding=UTF8", *LOCALE):
+            pass
+
+    def _copy(self, primary: PostgresServer) -> None:
+        source = f"--dbname=host=127.0.0.1 port={primary.port} user=postgres"
+        # Unsynced: the server itself syncs all of it as it starts.
+        with self._fresh_data("pg_basebackup", source, "--checkpoint=fast", "--no-sync") as fresh:
+            (fresh / "standby.signal").touch()
+            # The primary's waits for this standby; promoted, this one would wait for itself.
+            (fresh / "postgresql.auto.conf").write_text("")
+
+    @contextmanager
+    def _fresh_data(self, program: str, *options: str) -> Iterator[Path]:
+        """A data folder that a program makes. It gets its name when all is done: one that was cut off is never used."""
         began = time.monotonic()
         give_to_user(self._home)
-        # Renamed when done, so that an initdb that was cut off is never taken for a database.
-        fresh = self._home / f"initdb-{time.time_ns()}"
-        argv = self._program("initdb", "-D", str(fresh), "--username=postgres", "--auth=trust", "--encoding=UTF8")
-        argv += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C"]
+        fresh = self._home / f"{program}-{time.time_ns()}"
+        argv = self._program(program, f"--pgdata={fresh}", *options)
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise PartFailed(self.part.name, "initdb failed", done.stdout + done.stderr)
+            raise PartFailed(self.part.name, f"{program} failed", done.stdout + done.stderr)
+        yield fresh
         fresh.rename(self._data)
         self.part.say(f"made a database cluster in {time.monotonic() - began:.1f} s")
 
@@ -142,11 +211,8 @@ class PostgresServer:
         return [orphan for orphan in orphans if orphan.alive()]
 
     def _ensure_database(self) -> None:
-        with psycopg.connect(local_dsn(self.port, "postgres"), autocommit=True) as connection:
-            try:
-                connection.execute(f"CREATE DATABASE {DATABASE}")
-            except errors.DuplicateDatabase:
-                return
+        with suppress(errors.DuplicateDatabase):
+            self.execute(f"CREATE DATABASE {DATABASE}")
 
 
 def _pginstall() -> Path:

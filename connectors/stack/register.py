@@ -32,7 +32,8 @@ class PartRecord(msgspec.Struct, frozen=True):
 class Contents(msgspec.Struct):
     """The file. `kafka` and `postgres` are addresses of servers that belong to somebody else.
 
-    `shards`: how many Postgres servers of its own the stack has; None before the first start.
+    `shards`: how many Postgres servers of its own the stack has; None before the first start. `standby`: whether each
+    of them has one.
     """
 
     parts: dict[str, PartRecord] = {}
@@ -40,6 +41,7 @@ class Contents(msgspec.Struct):
     kafka: str | None = None
     postgres: str | None = None
     shards: int | None = None
+    standby: bool = False
 
 
 class Register:

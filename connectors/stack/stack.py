@@ -17,6 +17,7 @@ from connectors.stack.kafka import KafkaBroker
 from connectors.stack.logs import log_path, read_lines
 from connectors.stack.part import Part, Say
 from connectors.stack.postgres import PostgresServer
+from connectors.stack.postgres_pair import PostgresPair
 from connectors.stack.processes import end
 from connectors.stack.register import Register, locked
 from connectors.stack.roles import RoleSpec
@@ -38,7 +39,8 @@ class LocalStack:
     """Brings the parts of one state folder up and down; any process may do either.
 
     kafka, postgres: addresses of running servers to use instead of starting own ones. shards: how many Postgres servers
-    to start, by default as many as last time; a state folder keeps their number. roles: in start order.
+    to start, by default as many as last time; a state folder keeps their number. standby: give each of them a
+    synchronous standby; by default as last time, and for good. roles: in start order.
     say: gets one progress line at a time, from several threads. init: called with (bootstrap, dsn) once both servers
     answer and before any role starts; what it raises ends the start.
     """
@@ -50,6 +52,7 @@ class LocalStack:
         kafka: str | None = None,
         postgres: str | None = None,
         shards: int | None = None,
+        standby: bool = False,
         roles: Sequence[RoleSpec] = (),
         say: Say = print,
         init: Init | None = None,
@@ -65,9 +68,15 @@ class LocalStack:
         self._init = init
         self._shards = shards
         self._kafka = KafkaBroker(state_dir, cache_dir, say=say)
+        self._standby = standby or self.register.read().standby
         names = ["postgres", *(f"postgres-{shard}" for shard in range(1, shards or self._shards_before() or 1))]
-        self._postgres = {name: PostgresServer(state_dir, cache_dir, name=name, say=say) for name in names}
-        self._servers: dict[str, KafkaBroker | PostgresServer] = {**self._postgres, "kafka": self._kafka}
+        make = PostgresPair if self._standby else PostgresServer
+        self._postgres = {name: make(state_dir, cache_dir, name=name, say=say) for name in names}
+        # Every part that is a server. Those of a pair are started together.
+        self._servers: dict[str, KafkaBroker | PostgresServer] = {
+            server.part.name: server for postgres in self._postgres.values() for server in postgres.servers
+        }
+        self._servers["kafka"] = self._kafka
 
     def add_role(self, role: RoleSpec) -> None:
         """One more role, started after those before it."""
@@ -152,6 +161,13 @@ class LocalStack:
         for member in process.tree() if sig in WHOLE_TREE_SIGNALS else [process]:
             member.send(sig)
 
+    def promote(self, name: str = "postgres") -> None:
+        """Make the standby of that Postgres its primary. Raises StackError when it has none."""
+        pair = self._postgres.get(name)
+        if not isinstance(pair, PostgresPair):
+            raise StackError(f"{name} has no standby")
+        pair.promote()
+
     def port_for(self, name: str) -> int:
         """A free loopback port for a role: the one it runs on or had last time, while that is free."""
         if self.register.running(name) is not None and (port := self.register.port(name)) is not None:
@@ -164,9 +180,9 @@ class LocalStack:
         self._check_shards()
         with self.register.change() as contents:
             contents.kafka, contents.postgres = self._given["kafka"], self._given["postgres"]
-            contents.shards = len(self._postgres)
+            contents.shards, contents.standby = len(self._postgres), self._standby
         with ThreadPoolExecutor(len(self._servers)) as pool:
-            list(pool.map(self._start_server, self._servers))
+            list(pool.map(self._start_server, [*self._postgres, "kafka"]))
         if self._init is not None:
             self._init(self.bootstrap, self.dsn)
         self._start_roles(list(self._roles.values()))
@@ -182,16 +198,22 @@ class LocalStack:
             raise StackError(f"{self.state_dir} has {before} shards, not {len(self._postgres)}: take another folder")
         if self._given["postgres"] is not None and len(self._postgres) > 1:
             raise StackError("with a Postgres of yours, name its shards by `fencepostd init`: none is started here")
+        if self._given["postgres"] is not None and self._standby:
+            raise StackError("with a Postgres of yours, name all its hosts in the DSN: no standby is started here")
 
     def _start_server(self, name: str) -> None:
         external = self._external(name)
         if external is None:
-            self._servers[name].start()
+            (self._kafka if name == "kafka" else self._postgres_of(name)).start()
             return
         health = kafka_health(external) if name == "kafka" else postgres_health(external)
         if not health.ok:
             raise StackError(f"the {name} given does not answer: {health.detail}")
         self._say(f"{name}: using {external}")
+
+    def _postgres_of(self, name: str) -> PostgresServer | PostgresPair:
+        """What is started when that part is to run: with a standby, both of the pair."""
+        return next(each for each in self._postgres.values() if self._servers[name] in each.servers)
 
     def _start_roles(self, roles: Sequence[RoleSpec]) -> None:
         """All at once: they wait for each other less than for their own start."""
