@@ -18,7 +18,7 @@ from api.auth import require_queue
 from api.history_client import HistoryAway, HistoryClient, KnownRun
 from api.problems import Problem, not_found
 from ledger.completions import AttemptEnd, Completion, Ended, Failure, what_ended
-from ledger.connection import session
+from ledger.connection import confirm_commits, session
 from ledger.runs import RunState, read_run
 from ledger.shards import Shards
 from ledger.tokens import Identity
@@ -123,6 +123,7 @@ class EndedAttempts:
         async with session(self._shards.of_run(run_id)) as conn:
             row = await read_run(conn, run_id)
             end = await what_ended(conn, run_id, lease_token)
+            await confirm_commits(conn)  # the answer will be theirs
         row = row if row and row.tenant == identity.tenant else None
         end = end if end and end.tenant == identity.tenant else None
         if found := row or end:

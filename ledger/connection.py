@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
@@ -13,6 +15,8 @@ from psycopg import AsyncConnection, errors
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from ledger.confirmed_connection import ConfirmedConnection, patience
+from ledger.servers import Servers, is_outdated
 from schemas.errors import EpochLost, FencepostError, InvariantBroken, LedgerUnavailable
 
 Connection = AsyncConnection[TupleRow]
@@ -45,26 +49,36 @@ AWAY_PATIENCE_S = 0.05
 GIVE_UP_S = 5.0
 
 
-class Pool(AsyncConnectionPool[Connection]):
+class Pool(AsyncConnectionPool[ConfirmedConnection]):
     """Sessions with one Postgres.
 
-    is_away: the last who wanted one waited in vain. Until somebody gets one again nobody waits longer than a moment:
-    those who ask several shards must not wait for it each time.
+    is_away: the last who wanted one waited in vain, or got no answer. Until somebody gets one again nobody waits longer
+    than a moment: those who ask several shards must not wait for it each time.
     """
 
     is_away = False
+    _doubted_at = 0.0
 
-    async def getconn(self, timeout: float | None = None) -> Connection:
-        """Raises PoolTimeout."""
+    async def getconn(self, timeout: float | None = None) -> ConfirmedConnection:
+        """One with the newest primary that is known. Raises PoolTimeout."""
         if timeout is None and self.is_away:
             timeout = AWAY_PATIENCE_S
         try:
-            conn = await super().getconn(timeout)
+            while is_outdated(conn := await super().getconn(timeout)):
+                conn.pgconn.finish()
+                await super().putconn(conn)
         except PoolTimeout:
             self.is_away = True
             raise
         self.is_away = False
         return conn
+
+    async def putconn(self, conn: ConfirmedConnection) -> None:
+        """Take it back. After one that was left without an answer, only new ones are given, which prove the server."""
+        await super().putconn(conn)
+        if conn.is_doubtful and conn.opened_at > self._doubted_at:
+            self.is_away, self._doubted_at = True, time.monotonic()
+            await self.drain()
 
 
 @asynccontextmanager
@@ -79,13 +93,15 @@ async def ledger_pool(
 
     prove: raises when a new session is not with the database that is meant; then it is none of the pool's.
     """
+    servers = Servers(dsn)
     pool = Pool(
-        dsn,
+        servers.conninfo,
+        connection_class=ConfirmedConnection,
         min_size=1,
         max_size=size,
         timeout=PATIENCE_S,
         reconnect_timeout=GIVE_UP_S,
-        configure=prove,
+        configure=partial(servers.prove, also=prove),
         open=False,
         kwargs={"autocommit": True, "options": SESSION_OPTIONS, "application_name": name},
     )
@@ -126,7 +142,7 @@ def _ours(error: psycopg.Error, partition: int | None) -> FencepostError | None:
 
 
 @asynccontextmanager
-async def session(pool: Pool) -> AsyncIterator[Connection]:
+async def session(pool: Pool) -> AsyncIterator[ConfirmedConnection]:
     """A session for reads. Raises LedgerUnavailable."""
     with ledger_errors():
         async with pool.connection() as conn:
@@ -143,16 +159,31 @@ async def read_batches(
 
     It may take longer than a writer may; nothing waits for a reader.
     """
-    async with conn.transaction():
-        cursor = conn.cursor(name="batches", binary=True)
-        try:
-            await conn.execute("SET LOCAL transaction_timeout = 0")
-            await conn.execute("SET LOCAL cursor_tuple_fraction = 1")  # all of it will be read: no index in its order
-            await cursor.execute(query.encode(), parameters)
-            while rows := await cursor.fetchmany(BATCH_ROWS):
-                yield [kind(*row) for row in rows]
-        finally:
-            await asyncio.shield(cursor.close())  # a second cancellation would leave it open
+    with patience(conn, None):
+        async with conn.transaction():
+            cursor = conn.cursor(name="batches", binary=True)
+            try:
+                await conn.execute("SET LOCAL transaction_timeout = 0")
+                # All of it will be read: no index in its order.
+                await conn.execute("SET LOCAL cursor_tuple_fraction = 1")
+                await cursor.execute(query.encode(), parameters)
+                while rows := await cursor.fetchmany(BATCH_ROWS):
+                    yield [kind(*row) for row in rows]
+            finally:
+                await asyncio.shield(cursor.close())  # a second cancellation would leave it open
+
+
+CONFIRM_COMMITS = """
+SELECT pg_logical_emit_message(true, 'fencepost', '') WHERE current_setting('synchronous_standby_names') <> ''
+"""
+
+
+async def confirm_commits(conn: Connection) -> None:
+    """Return once the synchronous standby, if there is one, has all that this session could see.
+
+    For who says to somebody that something was committed, and has only read that it was.
+    """
+    await conn.execute(CONFIRM_COMMITS)
 
 
 async def ledger_now(conn: Connection) -> datetime:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from ledger.confirmed_connection import patience
 from ledger.connection import Connection, Pool, ledger_errors
 from schemas.errors import LedgerMismatch
 from schemas.ids import partition_of_run
@@ -92,6 +93,7 @@ async def owners_transaction(pool: Pool, fences: Iterable[Fence]) -> AsyncIterat
             yield FencedTransaction(conn, row[0])
 
 
+API_SILENCE_S = 8.0  # the SDK waits 10 s for an answer, and shall get one
 FENCE_PARTITIONS = "SELECT fence_partitions(%s::int[])"
 
 
@@ -101,17 +103,19 @@ async def api_transaction(pool: Pool, run_ids: Iterable[UUID]) -> AsyncIterator[
 
     Begin, fence and the caller's first statement travel together: two round trips a transaction, or one, when the
     caller waits for no answer before it leaves.
-    Raises EpochLost when a partition is not on this shard, LedgerUnavailable.
+    Raises EpochLost when a partition is not on this shard, LedgerUnavailable; soon, for who waits is a client.
     """
     partitions = sorted({partition_of_run(run_id) for run_id in run_ids})
     with ledger_errors():
         # conn.transaction() would take a fifth of the client's time. What fails is rolled back as it leaves the pool's
         # block; a COMMIT behind a failed statement is not executed.
-        async with pool.connection() as conn, conn.pipeline():
-            await conn.execute("BEGIN", prepare=False)
-            await conn.execute(FENCE_PARTITIONS, (partitions,))
-            yield conn
-            await conn.execute("COMMIT", prepare=False)
+        async with pool.connection() as conn:
+            with patience(conn, API_SILENCE_S):
+                async with conn.pipeline():
+                    await conn.execute("BEGIN", prepare=False)
+                    await conn.execute(FENCE_PARTITIONS, (partitions,))
+                    yield conn
+                    await conn.execute("COMMIT", prepare=False)
 
 
 # A run that comes back to its job (a retry, a release, the next occurrence) goes where the job's state says, and a job

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from ledger.connection import Connection
+from ledger.connection import Connection, confirm_commits
 from ledger.leases import LEASE_LEFT_S, LeasedRun
 
 RECALL_LEASES = f"""
@@ -23,7 +23,10 @@ WHERE q.request_id = %(request_id)s AND r.run_id = lease.run_id AND r.lease_toke
 async def recall_leases(conn: Connection, request_id: UUID, *, now: datetime | None = None) -> list[LeasedRun]:
     """The runs that an earlier call with this request id leased and still holds; none for a new id."""
     asked = {"request_id": request_id, "now": now}
-    return [LeasedRun(*row) for row in await (await conn.execute(RECALL_LEASES, asked)).fetchall()]
+    recalled = [LeasedRun(*row) for row in await (await conn.execute(RECALL_LEASES, asked)).fetchall()]
+    if recalled:
+        await confirm_commits(conn)
+    return recalled
 
 
 FORGET_LEASE_REQUESTS = "DELETE FROM lease_requests WHERE at < now() - interval '2 minutes'"

@@ -17,13 +17,12 @@ from uuid import UUID
 import psycopg
 
 from ledger.connection import Connection, Pool, ledger_pool, session
+from ledger.servers import Servers
 from ledger.shard_map import HOME, ShardMap, await_shard_map, prove_shard
 from schemas.errors import LedgerUnavailable
 from schemas.ids import partition_of_job, partition_of_run
 
 log = logging.getLogger(__name__)
-
-CONNECT_S = 5
 
 
 class OfRun(Protocol):
@@ -136,7 +135,7 @@ async def find_shards(dsn: str) -> dict[int, str]:
 async def _prove(found: ShardMap, shard: int) -> None:
     """Raises LedgerMismatch. One that is away now proves itself with each session that it gives later."""
     try:
-        conn = await psycopg.AsyncConnection.connect(found.dsns[shard], autocommit=True, connect_timeout=CONNECT_S)
+        conn = await Servers(found.dsns[shard]).connect()
     except psycopg.OperationalError as error:
         log.warning("shard %d is away: %s", shard, error)
         return

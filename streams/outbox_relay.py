@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
-from psycopg import AsyncConnection
 
 from ledger.connection import SESSION_OPTIONS, Connection, ledger_errors
 from ledger.outbox import (
@@ -27,6 +26,7 @@ from ledger.outbox import (
     try_fall_asleep,
     try_lock_relay,
 )
+from ledger.servers import Servers
 from schemas.codec import Codec
 from schemas.errors import KafkaUnavailable, TryAgain
 from streams.metrics import OUTBOX_EVENTS_PUBLISHED, OUTBOX_LAG_SECONDS, OUTBOX_ROWS
@@ -65,7 +65,7 @@ class OutboxRelay:
         shard: str = "0",
         frozen_after_s: int = 15,
     ) -> None:
-        self._dsn = dsn
+        self._servers = Servers(dsn)
         self._bootstrap = bootstrap
         self._topics = topics
         self._codec = codec
@@ -90,10 +90,7 @@ class OutboxRelay:
     async def _run_session(self, stop: asyncio.Event) -> None:
         """One session with Postgres, which is also how long the lock can be held."""
         with ledger_errors():
-            async with await AsyncConnection.connect(
-                self._dsn,
-                autocommit=True,
-                connect_timeout=5,
+            async with await self._servers.connect(
                 options=self._session_options,
                 application_name=f"fencepost-relay-{self._shard}",
             ) as conn:

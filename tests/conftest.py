@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["tests.broker_fixtures", "tests.ledger_fixtures"]
+pytest_plugins = ["tests.broker_fixtures", "tests.ledger_fixtures", "tests.pair_fixtures"]
 
 TESTS = Path(__file__).parent
 FIRST, LAST = ("chaos", "streams"), ("contract", "docs", "properties", "schemas")

@@ -13,6 +13,8 @@ from pathlib import Path
 import psycopg
 from psycopg import errors
 
+from ledger.confirmed_connection import Standby, Unconfirmed
+from ledger.servers import complete_dsn
 from schemas.errors import LedgerUnavailable
 
 log = logging.getLogger(__name__)
@@ -46,7 +48,9 @@ def migrate(
     psycopg.Error; either way with the ledger at the last good step.
     """
     applied = []
-    with psycopg.connect(dsn, autocommit=True) as conn:
+    with psycopg.connect(complete_dsn(dsn), autocommit=True) as conn:
+        standby = Standby()
+        conn.add_notice_handler(standby.hear)
         conn.execute("SELECT pg_advisory_lock(%s)", (_MIGRATION_LOCK,))
         conn.execute(CREATE_MIGRATIONS)
         # Only from here on: another process that migrates is waited for.
@@ -56,6 +60,8 @@ def migrate(
             if file.stem in done or ("_post_" in file.stem and not post):
                 continue
             _apply(conn, file, lock_timeout_s, patience_s)
+            if standby.is_missing:
+                raise Unconfirmed(f"the wait for the synchronous standby was cancelled; is {file.stem} on it?")
             applied.append(file.stem)
     return applied
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from ledger.connection import CONFIRM_COMMITS
 from ledger.jobs import READ_OVERDUE_JOBS, READ_PARTITION_JOBS
 from ledger.outbox import DELETE_FROM_OUTBOX, READ_OUTBOX
 from ledger.runs import FIND_DUE, READ_OVERDUE_RUNS, READ_PARTITION_RUNS, READ_RUN, READ_RUNS
@@ -47,6 +48,12 @@ def read_partition_runs(tx: Transaction, params: Any) -> Rows:
 def read_runs(tx: Transaction, params: Any) -> Rows:
     found = (tx.get("runs", run_id) for run_id in params[0])
     return [_live(run) for run in found if run is not None and run.state != "held"]
+
+
+@models(CONFIRM_COMMITS)
+def confirm_commits(_tx: Transaction, _params: Any) -> Rows:
+    """This Postgres has no standby: what is visible is committed."""
+    return []
 
 
 @models(FIND_DUE)
