@@ -93,6 +93,8 @@ class Fold:
         job_id = event.job_id
         job = self._job(job_id)
         if job is not None and job.version >= event.version:
+            if job.version == event.version:
+                self._lower_cursor(event, job)
             return
         self.drop_job(job_id)
         if event.type in ("job_paused", "job_deleted") or event.due_us is None:
@@ -100,6 +102,14 @@ class Fold:
         cursor_us, created_us = _from_1970(event.due_us), _from_1970(event.scheduled_us)
         if timer := timer_of(event.version, cursor_us, created_us, event.definition or ""):
             self._put_job(job_id, timer)
+
+    def _lower_cursor(self, event: Event, job: JobTimer) -> None:
+        """The same event again: after it came, an older run's may have come again too, and have moved the cursor on.
+
+        A cursor that is too low costs a look into the ledger; of one that is too high, occurrences would be late.
+        """
+        if event.due_us is not None and (cursor_us := _from_1970(event.due_us)) < job.cursor_us:
+            self._put_job(event.job_id, replace(job, cursor_us=cursor_us))
 
     def _grow_version(self, event: Event) -> None:
         """A range of skipped occurrences is an event of the job: its cursor moves only under the new version."""

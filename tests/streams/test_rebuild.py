@@ -15,10 +15,12 @@ from ledger.fence import Fence, api_transaction, owner_transaction, take_over
 from ledger.leases import Beat, LeaseAsk, extend_leases, lease_runs
 from ledger.runs import read_runs
 from schemas.commands import Command
+from schemas.events import Event
+from schemas.ids import run_id_for
 from streams.command_batch import apply_commands
 from streams.partition_memory import PartitionMemory
 from streams.rebuild import rebuild, reconcile, take_in
-from streams.timers import to_us
+from streams.timers import from_us, to_us
 from streams.timing_state import scan_key
 from tests.streams.commands import create, delete, job_on, pause
 from tests.streams.ledger_dump import fetch
@@ -118,6 +120,22 @@ async def test_what_events_did_not_tell_is_found_once_it_is_overdue(known: Known
     assert known.waiting() == {(await known.run_of(each)).bytes for each in (waiting, repeating)}
     assert known.leases() == {leased_run.bytes: to_us(past)}
     assert known.memory.state.job_ids(b"", 10) == [repeating.bytes]
+
+
+async def test_a_cursor_that_is_too_far_on_is_put_back_to_what_is_overdue(known: Known) -> None:
+    job_id = job_on(PARTITION)
+    await known.apply(create(job_id, {"everySeconds": 60}, issued_at=datetime.now(UTC) - timedelta(hours=1)))
+    await reconcile(known.memory, known.pool, PARTITION)
+    [(cursor_us, _)] = known.memory.state.cursors(scan_key(0), FOREVER_US, 10)
+    later_us = cursor_us + 60_000_000
+    run_id = run_id_for(job_id, from_us(later_us), PARTITION)
+    event = Event(
+        "run_scheduled", job_id.bytes, run_id.bytes, 1, "acme", "mail", scheduled_us=later_us, due_us=later_us
+    )
+    known.memory.fold([event])  # as from before an edit
+    assert known.memory.state.cursors(scan_key(0), FOREVER_US, 10) == [(later_us, job_id.bytes)]
+    await reconcile(known.memory, known.pool, PARTITION)
+    assert known.memory.state.cursors(scan_key(0), FOREVER_US, 10) == [(cursor_us, job_id.bytes)]
 
 
 async def test_what_is_not_overdue_is_not_read_again(known: Known) -> None:

@@ -80,6 +80,21 @@ def test_a_run_that_ended_or_is_held_is_in_no_order(state: TimingState, kind: st
     assert state.run_ids(b"", 10) == []
 
 
+def test_an_earlier_occurrence_that_an_edit_has_set_stands_when_the_feed_brings_it_all_again(
+    state: TimingState,
+) -> None:
+    """What an owner writes it folds at once; the events come by the feed a moment later, from the older ones on."""
+    noon, nine = occurrence(0, START_US + 12), occurrence(0, START_US + 9)
+    created = [job_event("job_created", 0, 1, START_US + 12), scheduled(noon, 1, START_US + 12)]
+    edited = [
+        job_event("job_updated", 0, 2, START_US + 9), gone(noon, 2, "run_cancelled"), scheduled(nine, 1, START_US + 9)
+    ]  # fmt: skip
+    for events in (created, edited, created, edited):
+        state.fold(events)
+    assert state.cursors(scan_key(0), FAR_US, 10) == [(START_US + 9, job_id(0).bytes)]
+    assert all_due(state) == [(START_US + 9, nine.bytes)]
+
+
 life = st.sampled_from(["wait", "lease", "retry", "end"])
 
 
