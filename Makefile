@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Absolute, so that the fallback below also works from a recipe that changes directory.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup lock copies format check test simulation demo bench bench-lateness bench-mix bench-drain bench-enqueue \
+.PHONY: help setup lock copies format check test simulation chaos mutants demo bench bench-lateness bench-mix bench-drain bench-enqueue \
 	bench-heartbeats bench-takeover bench-idle bench-backlog bench-shards bench-soak bench-scale up down clean
 
 help:  ## list the targets
@@ -47,6 +47,15 @@ SEEDS ?= 10000
 
 simulation: setup  ## SEEDS simulations of the protocol under a virtual clock, hurt and healed, in two processes
 	python -m tests.simulation --seeds $(SEEDS)
+
+# Of `make chaos`: how long it is hurt; SEED=7 breaks again what that seed broke; REPORT=docs/chaos/….md keeps the report.
+MINUTES ?= 5
+
+chaos: setup  ## break a whole installation everywhere, heal it, judge what became of every job (MINUTES SEED REPORT)
+	python -m tests.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(REPORT),--report $(REPORT))
+
+mutants: setup  ## break the product on purpose, in each way that a promise can be: the checker must find every mutant
+	python -m tests.chaos.mutants.run
 
 demo: setup  ## one run's whole life: the stack, the real schedules, 1,000 one-off jobs, two workers, the proof
 	python -m examples.demo

@@ -44,10 +44,19 @@ def wait_for(condition: Callable[[], bool], deadline_s: float, what: str) -> flo
 class WorkerProcess:
     """A worker in a process and its log."""
 
-    def __init__(self, folder: Path, url: str, token: str, queue: str, name: str, terms: list[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        url: str,
+        token: str,
+        queue: str,
+        name: str,
+        terms: list[str],
+        module: str = "tests.chaos.worker_process",
+    ) -> None:
         self.name = name
         self._log, self._read, self._entries = folder / f"{name}.jsonl", 0, list[WorkerEntry]()
-        argv = [sys.executable, "-m", "tests.chaos.worker_process", str(self._log), queue, name, *terms]
+        argv = [sys.executable, "-m", module, str(self._log), queue, name, *terms]
         with (folder / f"{name}.log").open("ab") as output:
             self._process = subprocess.Popen(
                 argv,
@@ -70,10 +79,17 @@ class WorkerProcess:
         self._process.wait()
 
     def freeze(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
+        self.send(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
+        self.send(signal.SIGCONT)
+
+    def send(self, number: int) -> None:
+        """A signal; nothing where it has ended."""
+        self._process.send_signal(number)
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
 
     def end(self) -> None:
         """SIGTERM; SIGKILL if it does not drain."""

@@ -1,0 +1,187 @@
+"""The trials: what is done to an installation, so that a mutant shows. The unmutated product passes each of them.
+
+A trial does not judge: it goes on when something does not come, and leaves the verdict to the rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from fencepost import JobSpec, RunContext, Worker, every
+from fencepost.models import Failure
+from tests.chaos.job_rules import Edited, Still
+from tests.chaos.links import Link
+from tests.chaos.mutants.patches import TrialName
+from tests.chaos.mutants.stand import Stand
+
+FREEZE_DEADLINE_S = 40.0
+
+
+class TrialPlan(NamedTuple):
+    """run: what is done. roles: which it needs, for none that idles should cost a start."""
+
+    run: Callable[[Stand, Link], Coroutine[Any, Any, None]]
+    roles: tuple[str, ...] = ("streams-0", "api", "relay")
+
+
+async def late_worker(stand: Stand, _: Link) -> None:
+    """A worker sleeps through its lease, wakes while another one has the run, and when a third has completed it."""
+    stand.one_off()
+    late = await stand.lease_one("late", visibility_s=1)
+    second = late and await stand.lease_one("second")
+    if late is None or second is None:
+        return
+    await stand.complete(late, "late")
+    stand.hint_again()
+    await stand.lease_one("third", within_s=1)
+    async with stand.client("second") as client:
+        failure = Failure(second.run_id, second.lease_token, "on purpose", retry_after_seconds=6)
+        await client.fail_many([failure], retry_for_s=0)
+    stand.hint_again()
+    third = await stand.lease_one("third")
+    if third is not None:
+        await stand.complete(third, "third")
+    await stand.complete(late, "late")
+    await stand.complete(second, "second")
+
+
+async def long_handler(stand: Stand, _: Link) -> None:
+    """A handler that is at work when the lease would be over without its heartbeat; nobody else gets the run."""
+    stand.one_off()
+    run = await stand.lease_one("patient", visibility_s=8)
+    if run is None:
+        return
+    async with stand.client("patient") as client:
+        await client.heartbeat(run.run_id, run.lease_token, visibility_s=60)
+    await asyncio.sleep(8.5)
+    await stand.finish(run, "patient")
+    again = await stand.lease_one("another", within_s=3)
+    if again is not None:
+        await stand.finish(again, "another")
+
+
+async def policies(stand: Stand, _: Link) -> None:
+    """Recurring jobs with every policy, one that is paused, one that is edited, and a queue's pause."""
+    async with working(stand):
+        for overlap in ("allow", "skip", "replace"):
+            stand.recur(every(1), overlap=overlap, payload={"work_s": 2.3})
+        paused, edited = stand.recur(every(1)), stand.recur(every(3))
+        await stand.wait_for(lambda: _leases_of(stand, edited) > 0)
+        await edit(stand, edited)
+        await pause_job(stand, paused)
+        await pause_queue(stand)
+
+
+async def edit(stand: Stand, job: UUID) -> None:
+    """Just after it has fired, so that its pending occurrence is still to come."""
+    before = stand.job_state(job)
+    stand.producer.update(job, JobSpec(queue=stand.queue, schedule=every(3600)))
+    stand.producer.flush()
+    await stand.wait_for(lambda: stand.job_state(job) > before)
+    now = datetime.now(UTC)
+    stand.edited.append(Edited(str(job), now, now + timedelta(minutes=10)))
+
+
+async def pause_job(stand: Stand, job: UUID) -> None:
+    stand.producer.pause(job)
+    stand.producer.flush()
+    await stand.wait_for(lambda: stand.is_applied("PauseJob", job))
+    since = datetime.now(UTC)
+    await asyncio.sleep(2.2)  # two occurrences pass meanwhile
+    stand.still.append(Still(frozenset({str(job)}), since, datetime.now(UTC)))
+    stand.producer.resume(job)
+    stand.producer.flush()
+
+
+async def pause_queue(stand: Stand) -> None:
+    async with stand.client("operator") as client:
+        await client.pause_queue(stand.queue)
+        since = datetime.now(UTC)
+        await asyncio.sleep(1.5)  # an occurrence of every second passes meanwhile
+        stand.still.append(Still(frozenset(stand.recurring), since, datetime.now(UTC)))
+        await client.resume_queue(stand.queue)
+
+
+async def outages(stand: Stand, relay_to_kafka: Link) -> None:
+    """A relay is cut off from Kafka and killed, an API is killed with what it was hinted, a command comes again."""
+    installation = stand.installation
+    paused = stand.one_off(due_in_s=6)
+    for command, send in (("PauseJob", stand.producer.pause), ("ResumeJob", stand.producer.resume)):
+        send(paused)
+        stand.producer.flush()
+        await stand.wait_for(partial(stand.is_applied, command, paused))
+    stand.command_again("PauseJob", paused)
+
+    relay_to_kafka.silence()
+    stand.faults.append("relay: silent link to Kafka")
+    for _ in range(20):
+        stand.one_off(due_in_s=0.5)
+    async with working(stand):
+        await stand.wait_for(lambda: stand.finished() >= 20)
+        await stand.wait_for(lambda: not stand.ask("SELECT 1 FROM runs WHERE due_at < now()"))
+    stand.faults.append("kill -9 relay, api")
+    installation.kill("relay")
+    relay_to_kafka.cut()  # what it had sent is lost with it
+    relay_to_kafka.open()
+    await asyncio.to_thread(installation.start, "relay")
+
+    stand.one_off()
+    await stand.wait_for(lambda: bool(stand.ask("SELECT 1 FROM runs WHERE due_at < now() - interval '0.3 s'")))
+    installation.kill("api")
+    await asyncio.to_thread(installation.start, "api")
+    async with working(stand):
+        await stand.wait_for(lambda: stand.finished() >= len(stand.one_offs))
+
+
+async def frozen_owner(stand: Stand, _: Link) -> None:
+    """An owner stands still until another has all partitions, and wakes. Every partition has something to decide."""
+    installation = stand.installation
+    stand.recur_in_every_partition(every(2))
+    async with working(stand):
+        await stand.wait_for(installation.is_shared, FREEZE_DEADLINE_S)
+        await stand.wait_for(lambda: stand.finished() >= 2 * len(stand.recurring))
+        stand.faults.append("SIGSTOP streams-0")
+        installation.freeze("streams-0")
+        await stand.wait_for(lambda: set(installation.holders().values()) == {"streams-1"}, FREEZE_DEADLINE_S)
+        done = stand.finished()
+        await stand.wait_for(lambda: stand.finished() >= done + 2 * len(stand.recurring))
+        installation.thaw("streams-0")
+        await stand.wait_for(installation.is_shared, FREEZE_DEADLINE_S)
+        done = stand.finished()
+        await stand.wait_for(lambda: stand.finished() >= done + 2 * len(stand.recurring))
+
+
+TRIALS: dict[TrialName, TrialPlan] = {
+    "late worker": TrialPlan(late_worker),
+    "long handler": TrialPlan(long_handler),
+    "policies": TrialPlan(policies),
+    "outages": TrialPlan(outages),
+    "frozen owner": TrialPlan(frozen_owner, ("streams-0", "streams-1", "api", "relay")),
+}
+
+
+@asynccontextmanager
+async def working(stand: Stand) -> AsyncIterator[None]:
+    """With one of the SDK's workers, which drains in the end."""
+
+    async def handler(context: RunContext) -> None:
+        await stand.handle("worker", context, (context.payload or {}).get("work_s", 0.01))
+
+    async with stand.client("worker") as client:
+        worker = Worker(client, stand.queue, handler, slots=50, visibility_s=20, worker_id="worker", drain_s=8)
+        running = asyncio.create_task(worker.run())
+        try:
+            yield
+        finally:
+            await worker.drain()
+            await running
+
+
+def _leases_of(stand: Stand, job: UUID) -> int:
+    return sum(lease for (lease,) in stand.ask("SELECT lease_token FROM runs WHERE job_id = %s", job))
