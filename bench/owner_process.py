@@ -44,6 +44,7 @@ PAGE = 10_000
 async def owners(dsn: str, folder: Path) -> dict[str, Any]:
     async with ledger_pool(dsn, size=4) as pool:
         around = surroundings(pool, folder)
+        await around.begin()
         async with session(pool) as conn:
             partitions = [each.partition for each in await list_partitions(conn)]
         before, began, used = resident_bytes(), time.monotonic(), time.process_time()

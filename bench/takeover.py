@@ -85,7 +85,7 @@ def owned(dsn: str, timers: int, where: str | None = None) -> dict[str, Any]:
     """What bench/owner_process.py tells. where: the folder of its state, a new one unless given."""
     with tempfile.TemporaryDirectory(prefix="fencepost-bench-") as new:
         command = [sys.executable, "-m", "bench.owner_process", dsn, where or new]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S)
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S)
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["timers"] == timers, found
     return found

@@ -88,18 +88,21 @@ def _signal(server: PostgresServer, number: int) -> None:
         member.send(number)
 
 
-async def waiting_commits(pair: PostgresPair, count: int = 1) -> list[int]:
-    """The sessions whose commit waits for the standby, once there are so many."""
+async def waiting_commits(pair: PostgresPair, *, of_writers: bool = False) -> list[int]:
+    """The sessions whose commit waits for the standby, once there are any.
+
+    of_writers: not those that prove their server, as a pool has them do whenever it opens another session.
+    """
     found: list[int] = []
+    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    if of_writers:
+        waiting += " AND query NOT LIKE '%pg_control_system%'"
 
-    async def enough() -> bool:
-        rows = await asyncio.to_thread(
-            pair.primary.execute, "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-        )
-        found[:] = [pid for (pid,) in rows]
-        return len(found) >= count
+    async def are_there() -> bool:
+        found[:] = [pid for (pid,) in await asyncio.to_thread(pair.primary.execute, waiting)]
+        return bool(found)
 
-    await until(enough)
+    await until(are_there)
     return found
 
 

@@ -196,9 +196,8 @@ def test_a_real_installation_is_explained_and_checked(kafka_broker: KafkaBroker,
             incremental_operation=AlterConfigOpType.SET,
         )
     )
-    AdminClient({"bootstrap.servers": kafka_broker.bootstrap}).incremental_alter_configs([resource])[resource].result(
-        20
-    )
+    admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap})  # it must outlive its answer
+    admin.incremental_alter_configs([resource])[resource].result(20)
     result = check(*options)
     assert result.exit_code == 3, result.output
     assert f"fail  commands: kept         {topics.commands} keeps 1 h" in result.output

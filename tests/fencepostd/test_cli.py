@@ -65,7 +65,7 @@ def test_up_status_logs_down_and_up_again(stack: list[str]) -> None:
         assert run("down", *state).exit_code == 0
         down = run("status", *state)
         assert down.exit_code == 1
-        assert "streams-0    down" in down.output
+        assert re.search(r"^streams-0 +down ", down.output, re.MULTILINE), down.output
 
     assert run("up", *stack).exit_code == 0
     job = httpx.get(url + created.headers["Location"], headers={"Authorization": f"Bearer {token}"})

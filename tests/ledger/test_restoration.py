@@ -109,13 +109,14 @@ async def test_after_a_restoration_no_token_or_epoch_that_was_seen_is_given_agai
         assert second.lease_token == first.lease_token + 1
 
 
-async def test_owners_of_before_the_restoration_are_none_any_more_and_it_may_be_said_twice(ledger_pool: Pool) -> None:
+async def test_owners_of_before_the_restoration_are_none_any_more_and_it_may_be_said_twice(
+    ledger_dsn: str, ledger_pool: Pool
+) -> None:
     owned = await OwnedPartition.take(ledger_pool)
     [run_id] = await owned.runs(1)
-    dsn = str(ledger_pool.conninfo)
     outputs = []
     for _ in range(2):
-        result = await asyncio.to_thread(CliRunner().invoke, main, ["restored", "--postgres", dsn])
+        result = await asyncio.to_thread(CliRunner().invoke, main, ["restored", "--postgres", ledger_dsn])
         assert result.exit_code == 0, result.output
         outputs.append(result.output)
     assert await owned.lease(run_id) == []  # a hint of an epoch that is over

@@ -81,7 +81,7 @@ async def test_a_commit_that_returns_without_the_standby_is_a_failure(
         fence = (await take_over(pool, 5, "owner-1")).fence
         with frozen(pair.standby):
             writing = asyncio.create_task(write_one(pool, fence))
-            [pid] = await waiting_commits(pair)
+            [pid] = await waiting_commits(pair, of_writers=True)
             await asyncio.to_thread(pair.primary.execute, f"SELECT pg_cancel_backend({pid})")
             with pytest.raises(LedgerUnavailable, match="the wait for the synchronous standby was cancelled"):
                 await writing
@@ -115,7 +115,7 @@ async def test_a_lease_call_that_comes_again_waits_for_the_standby_as_the_first_
         request_id = uuid4()
         with frozen(pair.standby):
             leasing = asyncio.create_task(owned.lease(run_id, request_id=request_id))
-            [pid] = await waiting_commits(pair)
+            [pid] = await waiting_commits(pair, of_writers=True)
             await asyncio.to_thread(pair.primary.execute, f"SELECT pg_cancel_backend({pid})")
             with pytest.raises(LedgerUnavailable):
                 await leasing
@@ -151,7 +151,7 @@ async def test_a_caller_that_is_cancelled_cancels_no_commit(pair: PostgresPair, 
     async with pool_of(pair_dsn) as pool:
         with frozen(pair.standby):
             writing = asyncio.create_task(by_a_statement(pool, NOBODY))
-            [pid] = await waiting_commits(pair)
+            [pid] = await waiting_commits(pair, of_writers=True)
             writing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await writing
@@ -204,11 +204,17 @@ async def test_a_primary_that_is_cut_off_acknowledges_nothing_and_goes_on_when_t
 async def test_a_standby_gives_no_session(pair: PostgresPair, pair_dsn: str) -> None:
     name = name_of(pair_dsn)
     asked = make_conninfo(dsn_of(pair.standby.port, dbname=name), target_session_attrs="any")
+    await until(lambda: standby_has(pair, name))
     with pytest.raises(servers.Refused, match="is a standby"):
         await Servers(asked).connect()
     asked = make_conninfo(dsn_of(pair.standby.port, pair.primary.port, dbname=name), target_session_attrs="any")
     async with await Servers(asked).connect() as conn:
         assert conn.info.port == pair.primary.port
+
+
+def standby_has(pair: PostgresPair, name: str) -> bool:
+    """Whether it has replayed that the database was made; what it has for sure is the WAL of it."""
+    return (name,) in pair.standby.execute("SELECT datname FROM pg_database")
 
 
 async def test_another_cluster_is_refused_even_if_it_is_a_ledger_like_this_one(pair_dsn: str, ledger_dsn: str) -> None:
