@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 from ledger.advances import Advance, advance_jobs
 from ledger.commands import UNCHANGED
@@ -106,24 +107,24 @@ async def update(tx: OwnerTransaction, commands: Sequence[UpdateJob], jobs: Jobs
         else:
             edits.append(edit)
             effects.done([command])
-    runs = await update_jobs(tx, edits, now=tx.now) if edits else []
-    await _drop_of_old_schedules(tx, edits, jobs)
+    dropped = await _of_old_schedules(tx, edits, jobs)
+    runs = await update_jobs(tx, edits, dropped, now=tx.now) if edits else []
+    if dropped:
+        await drop_unstarted(tx, dropped, now=tx.now)
     effects.events += [_job_updated(jobs[edit.job_id], edit) for edit in edits]
     effects.events += map(run_scheduled, runs)
 
 
-async def _drop_of_old_schedules(tx: OwnerTransaction, edits: Sequence[Edit], jobs: Jobs) -> None:
-    """What a former schedule made due and nobody has leased yet does not run any more; manual runs do."""
-    pending = {edit.job_id: edit.run_id for edit in edits if edit.run_id != edit.replaced_run_id}
-    unstarted = await read_unstarted(tx.conn, tx.fence.partition, list(pending)) if pending else []
-    dropped = [
+async def _of_old_schedules(tx: OwnerTransaction, edits: Sequence[Edit], jobs: Jobs) -> list[UUID]:
+    """What a former schedule made due and nobody has leased yet, which does not run any more; manual runs do."""
+    edited = {edit.job_id: edit for edit in edits if edit.run_id != edit.replaced_run_id}
+    unstarted = await read_unstarted(tx.conn, tx.fence.partition, list(edited)) if edited else []
+    return [
         run.run_id
         for run in unstarted
-        if run.run_id != pending[run.job_id]
+        if run.run_id not in (edited[run.job_id].run_id, edited[run.job_id].replaced_run_id)
         and run.run_id == run_id_for(run.job_id, run.scheduled_for, jobs[run.job_id].partition)
     ]
-    if dropped:
-        await drop_unstarted(tx, dropped, now=tx.now)
 
 
 def _edit(tx: OwnerTransaction, command: UpdateJob, job: Job) -> Edit:
