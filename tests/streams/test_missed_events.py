@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 import pytest
+import pytest_asyncio
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
@@ -18,6 +19,7 @@ from streams import missed_events
 from streams.missed_events import MissedEvents
 from streams.topics import Topics
 from tests.streams.event_samples import new_topics, produce_events, produce_values, run_event
+from tests.streams.waiting import until
 
 MANY = 1_000
 
@@ -41,13 +43,22 @@ class Folded:
         self.versions += [event.version for event in events]
         self.offsets.append(next_offset)
 
+    async def is_led(self) -> bool:
+        """A new topic's partitions have their leaders a moment after it is there."""
+        try:
+            return await self.read(0) == 0
+        except KafkaUnavailable:
+            return False
+
     async def read(self, offset: int, limit: int = MANY) -> int | None:
         return await MissedEvents(self.bootstrap, self.topics.run_events, Codec())(0, offset, limit, self.fold)
 
 
-@pytest.fixture
-def folded(kafka_broker: KafkaBroker) -> Folded:
-    return Folded(kafka_broker.bootstrap, new_topics(kafka_broker.bootstrap))
+@pytest_asyncio.fixture
+async def folded(kafka_broker: KafkaBroker) -> Folded:
+    folded = Folded(kafka_broker.bootstrap, await asyncio.to_thread(new_topics, kafka_broker.bootstrap))
+    await until(folded.is_led)
+    return folded
 
 
 @pytest.mark.apache_kafka(reason="tansu tells wrong ends of topics that hold batches")

@@ -30,6 +30,7 @@ from streams.timing_store import iterate
 from tests.ledger_fixtures import PARTITIONS
 from tests.streams.commands import backfill, create, delete, job_on, pause, resume, trigger, update
 from tests.streams.event_samples import put_in_outbox
+from tests.streams.ledger_dump import fetch
 from tests.streams.simulated_owner import PARTITION, Simulation, simulating
 
 START = datetime(2026, 5, 1, 8, 29, 30, tzinfo=UTC)
@@ -131,6 +132,15 @@ def contents(memory: PartitionMemory) -> dict[bytes, bytes]:
     return {key: value for key, value in iterate(memory.state._db, b"", b"\xff") if key[:1] not in b"poz"}
 
 
+async def known(cluster: Cluster) -> dict[bytes, bytes]:
+    """The same of the owner, without timers of paused jobs: the event of an edit does not tell that its job is paused,
+    which is found out when its time comes."""
+    paused = await fetch(cluster.simulation.pool, "SELECT job_id FROM jobs WHERE state = 'paused'")
+    timed = {b"j" + job_id.bytes for job_id in paused}
+    found = contents(cluster.simulation.owner._memory)
+    return {key: found[key] for key in found if key not in timed and not (key[:1] == b"c" and b"j" + key[9:] in timed)}
+
+
 async def from_the_ledger(cluster: Cluster, folder: Path) -> dict[bytes, bytes]:
     memory = PartitionMemory(folder)
     await rebuild(memory, cluster.simulation.pool, PARTITION)
@@ -145,7 +155,7 @@ async def test_a_state_that_was_brought_up_to_date_is_what_a_rebuilt_one_would_b
 ) -> None:
     await live_with_others(cluster, random.Random(seed), behind=0)
     assert (len(cluster.missed), cluster.rebuilt) == (1, 2)
-    assert contents(cluster.simulation.owner._memory) == await from_the_ledger(cluster, tmp_path / "anew")
+    assert await known(cluster) == await from_the_ledger(cluster, tmp_path / "anew")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -155,7 +165,7 @@ async def test_so_it_is_when_the_first_events_are_of_what_the_owner_had_folded_a
     """A cursor may be too low then, at which the ledger is asked."""
     await live_with_others(cluster, random.Random(seed), behind=25)
     assert (len(cluster.missed), cluster.rebuilt) == (1, 2)
-    found, anew = contents(cluster.simulation.owner._memory), await from_the_ledger(cluster, tmp_path / "anew")
+    found, anew = await known(cluster), await from_the_ledger(cluster, tmp_path / "anew")
     jobs, jobs_anew = ({key: decode_job(each.pop(key)) for key in [*each] if key[:1] == b"j"} for each in (found, anew))
     assert [key for key in jobs if jobs[key].cursor_us > jobs_anew[key].cursor_us] == []
     assert {key: replace(job, cursor_us=0) for key, job in jobs.items()} == {
