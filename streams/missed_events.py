@@ -14,11 +14,12 @@ from schemas.codec import Codec
 from schemas.errors import KafkaUnavailable, Undecodable
 from schemas.events import Event
 from streams.breath import Breath
-from streams.event_feed import BATCH, EVENTS_AT_ONCE, OFFSET_TIMEOUT_S, OwnerEvents
+from streams.event_feed import BATCH, EVENTS_AT_ONCE, OwnerEvents
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
+OFFSET_TIMEOUT_S = 5.0
 
 T = TypeVar("T")
 Fold = Callable[[list[Event], int], None]  # events, and the offset after them
