@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import NamedTuple
 
 from ledger.connection import Connection
-from schemas.errors import NotOnThisShard
 
 
 class Ownership(NamedTuple):
@@ -25,8 +24,7 @@ FROM partitions p, (SELECT clock_timestamp() AS now) AS t WHERE p.partition = %s
 
 
 async def read_ownership(conn: Connection, partition: int) -> Ownership:
-    """The partition as it is now. Raises NotOnThisShard."""
+    """The partition as it is now."""
     row = await (await conn.execute(READ_OWNERSHIP, (partition,))).fetchone()
-    if row is None:
-        raise NotOnThisShard([partition])
+    assert row is not None
     return Ownership(*row)

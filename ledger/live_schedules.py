@@ -7,7 +7,6 @@ from typing import NamedTuple
 from uuid import UUID
 
 from ledger.connection import Connection
-from ledger.partitions import held_here
 
 
 class LiveSchedule(NamedTuple):
@@ -20,12 +19,12 @@ class LiveSchedule(NamedTuple):
     next_fire_at: datetime
 
 
-READ_LIVE_SCHEDULES = f"""
+READ_LIVE_SCHEDULES = """
 SELECT job_id, queue, (definition::jsonb -> 'schedule')::text, created_at, next_fire_at
-FROM jobs j
+FROM jobs
 WHERE tenant = %(tenant)s AND state = 'active' AND next_fire_at IS NOT NULL
   AND (%(queues)b::text[] IS NULL OR queue = ANY (%(queues)b::text[]))
-  AND job_id > %(after)s AND {held_here("j")}
+  AND job_id > %(after)s
 ORDER BY job_id
 LIMIT %(limit)s
 """
