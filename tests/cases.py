@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -27,3 +28,11 @@ def is_asserted(where: str) -> bool:
     """Whether a file below tests/ has that test: "streams/test_edits.py test_an_edit_…"."""
     file, name = where.split()
     return f"def {name}(" in (TESTS / file).read_text(encoding="utf-8")
+
+
+def named_in(file: str) -> set[str]:
+    """The cases after which tests of a file below tests/ are called."""
+    names = re.findall(
+        r"^async def test_([a-z]{3}_[0-9]{3})\(", (TESTS / file).read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return {name.replace("_", "-") for name in names}

@@ -35,7 +35,9 @@ class Faults:
         began = time.monotonic()
         with ThreadPoolExecutor(len(planned) or 1) as pool:
             for fault in planned:
-                time.sleep(max(0.0, began + fault.at_s - time.monotonic()))
+                time.sleep(
+                    max(0.0, began + fault.at_s - time.monotonic())
+                )  # the plan's instant: nothing else tells of it
                 pool.submit(self._one, fault)
 
     def _one(self, fault: PlannedFault) -> None:
@@ -55,19 +57,19 @@ class Faults:
     def _kill(self, fault: PlannedFault) -> None:
         for part in fault.targets:
             self._stage.kill(part)
-        time.sleep(fault.length_s)
+        _last(fault)
         self._stage.start_all(fault.targets)
 
     def _freeze(self, fault: PlannedFault) -> None:
         [part] = fault.targets
         self._stage.freeze(part)
-        time.sleep(fault.length_s)
+        _last(fault)
         self._stage.thaw(part)
 
     def _restart(self, fault: PlannedFault) -> None:
         [part] = fault.targets
         self._stage.stop(part)
-        time.sleep(fault.length_s)
+        _last(fault)
         self._stage.start(part)
 
     def _cut(self, fault: PlannedFault) -> None:
@@ -81,13 +83,13 @@ class Faults:
 
     def _hurt_link(self, fault: PlannedFault, hurt: Callable[[], None]) -> None:
         hurt()
-        time.sleep(fault.length_s)
+        _last(fault)
         self._stage.links[fault.targets[0]].open()
 
     def _drop_heartbeats(self, fault: PlannedFault) -> None:
         [worker] = fault.targets
         self._stage.send(worker, signal.SIGUSR1)
-        time.sleep(fault.length_s)
+        _last(fault)
         self._stage.send(worker, signal.SIGUSR2)
 
     def _fill_disk(self, fault: PlannedFault) -> None:
@@ -96,13 +98,13 @@ class Faults:
         until = time.monotonic() + fault.length_s
         while time.monotonic() < until:
             self._stage.limit_files(role, 0)
-            time.sleep(QUOTA_LOOK_S)
+            time.sleep(QUOTA_LOOK_S)  # a process that takes the role's place is found by looking
         self._stage.limit_files(role, -1)
 
     def _skew_clock(self, fault: PlannedFault) -> None:
         [role] = fault.targets
         self._stage.clocks.set(role, fault.amount)
-        time.sleep(fault.length_s)
+        _last(fault)
         self._stage.clocks.set(role, 0)
 
     def _storm(self, fault: PlannedFault) -> None:
@@ -111,7 +113,9 @@ class Faults:
         while time.monotonic() < until:
             for extra in fault.targets:
                 self._stage.start(extra)
-            time.sleep(STORM_STAYS_S)
+            time.sleep(
+                STORM_STAYS_S
+            )  # long enough to join; whether it has got partitions yet is what a storm leaves open
             for extra in fault.targets:
                 self._stage.stop(extra)
 
@@ -122,3 +126,8 @@ class Faults:
                 self._spike(SPIKE, SPIKE_WITHIN_S)
             self._stage.stop(role)
             self._stage.start(role)
+
+
+def _last(fault: PlannedFault) -> None:
+    """A fault takes as long as the plan says, which its seed made: nothing else tells when it is over."""
+    time.sleep(fault.length_s)

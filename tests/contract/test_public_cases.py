@@ -1,18 +1,62 @@
-"""Where the public cases (tests/cases.py) about Kafka, storage, shutdown and Avro are asserted.
-
-Those about time, policies and fencing are in schemas/test_schedule_cases.py and streams/test_policy_cases.py.
-"""
+"""Where the public cases (tests/cases.py) are asserted; those about crons are in schemas/test_schedule_cases.py."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.cases import cases_of, is_asserted
+from tests.cases import cases_of, is_asserted, named_in
 
-AREAS = ("avro", "kafka", "shutdown", "storage")
+AREAS = (
+    "avro",
+    "clock",
+    "fencing",
+    "idempotency",
+    "kafka",
+    "lease",
+    "misfire",
+    "overlap",
+    "retry",
+    "shutdown",
+    "storage",
+)
+# Files in which a test is called after its case.
+NAMED = ("streams/test_missed_fire_cases.py", "streams/test_policy_cases.py")
 
 # A file below tests/, and its test.
 WHERE = {
+    "clk-006": "streams/test_zone_moves.py test_a_fleet_that_runs_several_versions_runs_each_local_time_once",
+    "clk-009": "schemas/test_commands.py test_a_command_s_time_without_a_zone_is_not_encoded",
+    "clk-010": "streams/test_policy_cases.py test_heartbeats_keep_a_run_alive_while_the_clocks_are_changed",
+    "clk-011": "streams/test_policy_cases.py test_an_owner_that_restarts_east_of_greenwich_misses_no_hour",
+    "fen-002": "ledger/test_leases.py test_an_older_token_is_refused",
+    "fen-003": "ledger/test_leases.py test_the_token_grows_with_every_lease_of_a_run",
+    "fen-006": "api/test_outcomes.py test_an_older_lease_token_is_refused",
+    "fen-008": "connectors/client/test_against_api.py "
+    "test_a_webhook_called_again_after_a_lost_lease_lets_the_receiver_refuse_the_older_call",
+    "fen-007": "ledger/test_restoration.py test_after_a_restoration_no_token_or_epoch_that_was_seen_is_given_again",
+    "fen-009": "streams/test_decisions.py test_an_owner_whose_epoch_is_over_decides_nothing",
+    "idm-002": "api/test_jobs.py test_the_same_key_sent_twice_at_once_creates_one_job",
+    "idm-004": "streams/test_decisions.py test_a_decision_that_was_committed_but_not_remembered_is_not_made_twice",
+    "idm-007": "streams/test_command_applier.py test_the_same_commands_produced_again_change_nothing_but_the_offset",
+    "idm-009": "api/test_jobs.py test_the_same_key_and_body_create_one_job",
+    "lse-001": "connectors/client/test_worker_leases.py "
+    "test_heartbeats_keep_a_run_that_takes_longer_than_its_visibility",
+    "lse-002": "connectors/client/test_worker_leases.py "
+    "test_blocking_handlers_that_burn_the_processor_do_not_starve_heartbeats",
+    "lse-010": "connectors/client/test_worker_drain.py test_drain_ends_the_poll_and_lets_running_handlers_finish",
+    "lse-012": "streams/test_policy_cases.py test_reaping_goes_on_after_the_owner_that_reaped_has_died_in_the_middle",
+    "lse-014": "connectors/client/test_worker_leases.py test_worker_that_was_frozen_past_its_lease_reports_nothing",
+    "lse-015": "connectors/client/test_worker.py test_conflict_is_counted_and_does_not_disturb_the_others",
+    "ovl-001": "streams/test_overlap.py test_occurrences_during_a_long_run_are_skipped_and_the_next_one_after_it_runs",
+    "ovl-003": "streams/test_overlap.py test_an_expired_and_retried_run_still_counts_as_active",
+    "ovl-004": "streams/test_overlap.py test_a_manual_run_takes_part_in_the_rule",
+    "ovl-005": "streams/test_overlap.py test_a_run_that_no_worker_asks_for_is_active_too",
+    "ovl-008": "streams/test_overlap.py test_a_replaced_run_is_fenced_before_the_next_one_starts",
+    "ovl-010": "streams/test_overlap.py test_replacing_faster_than_the_runs_take_never_finishes_and_shows_it",
+    "ovl-011": "streams/test_overlap.py test_a_run_longer_than_its_lease_is_started_once_while_it_beats",
+    "ovl-013": "streams/test_overlap.py test_skipped_occurrences_are_decided_and_not_caught_up_with",
+    "rty-009": "connectors/client/webhook/test_webhook.py test_answers_are_tried_again_or_final_as_the_case_says",
+    "rty-011": "connectors/client/test_worker_drain.py test_drain_waits_for_outcomes_that_the_server_does_not_take_yet",
     "avr-001": "schemas/test_avro_cases.py test_avr_001_a_record_is_read_by_the_schema_that_wrote_it",
     "avr-003": "schemas/test_avro_cases.py test_avr_003_fields_in_another_order_are_undecodable",
     "avr-004": "schemas/test_avro_cases.py test_avr_004_a_command_of_a_batch_is_the_one_that_was_meant",
@@ -57,7 +101,7 @@ OPEN = {"sto-005"}
 
 
 def test_every_case_of_these_areas_is_somewhere() -> None:
-    assert cases_of(AREAS) == WHERE.keys() | OPEN
+    assert cases_of(AREAS) == WHERE.keys() | OPEN | {case_id for file in NAMED for case_id in named_in(file)}
 
 
 @pytest.mark.parametrize("case_id", WHERE)

@@ -3,51 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
+import pytest
 import pytest_asyncio
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from connectors.stack import KafkaBroker
 from ledger.clock import LedgerClock
 from ledger.connection import Pool
-from ledger.fence import Fence, owners_transaction
+from ledger.fence import owners_transaction
 from schemas.codec import Codec
 from schemas.errors import KafkaUnavailable
 from streams.decision_rounds import DecisionRounds
 from streams.event_feed import EventFeed
-from streams.ready_hints import ReadyHints
 from streams.rejections import CommandReturns
 from streams.surroundings import Surroundings
-from streams.timers import Waiting
 from streams.topics import Topics, create_topics
 from tests.ledger_fixtures import PARTITIONS
+from tests.streams.hint_log import HintLog
+from tests.streams.scene import Scene
+from tests.streams.simulated_owner import simulating
 from tests.streams.waiting import until
-
-
-class HintLog(ReadyHints):
-    """Hints that are noted instead of sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[int, UUID]] = []  # (epoch, run id)
-
-    def send(
-        self,
-        fence: Fence,
-        due: Mapping[Waiting, Sequence[bytes]],
-        soon: Mapping[Waiting, Sequence[tuple[int, bytes]]] = {},
-    ) -> None:
-        run_ids = [*chain.from_iterable(due.values()), *(run_id for _, run_id in chain.from_iterable(soon.values()))]
-        self.sent += [(fence.epoch, UUID(bytes=run_id)) for run_id in run_ids]
-
-    def runs(self) -> list[UUID]:
-        return [run_id for _, run_id in self.sent]
 
 
 @dataclass
@@ -124,3 +107,9 @@ async def _is_led(feed: EventFeed, partition: int) -> bool:
         return await feed.end_offset(partition) == 0
     except KafkaUnavailable:
         return False
+
+
+@pytest_asyncio.fixture
+async def scene(ledger_pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+    async with simulating(ledger_pool, tmp_path, datetime(2017, 1, 1, tzinfo=UTC), monkeypatch) as simulation:
+        yield Scene(simulation)

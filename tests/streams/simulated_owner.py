@@ -35,8 +35,8 @@ from streams.queue_rates import QueueRates
 from streams.surroundings import Surroundings
 from streams.timers import from_us, to_us
 from tests.ledger_fixtures import PARTITIONS
-from tests.streams.conftest import HintLog
 from tests.streams.event_samples import decoded
+from tests.streams.hint_log import HintLog
 from tests.streams.ledger_dump import fetch
 
 PARTITION = 9

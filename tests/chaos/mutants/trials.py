@@ -21,6 +21,7 @@ from tests.chaos.mutants.patches import TrialName
 from tests.chaos.mutants.stand import Stand
 
 FREEZE_DEADLINE_S = 40.0
+FIRST_LEASE_S = 8.0
 
 
 class TrialPlan(NamedTuple):
@@ -54,12 +55,13 @@ async def late_worker(stand: Stand, _: Link) -> None:
 async def long_handler(stand: Stand, _: Link) -> None:
     """A handler that is at work when the lease would be over without its heartbeat; nobody else gets the run."""
     stand.one_off()
-    run = await stand.lease_one("patient", visibility_s=8)
+    run = await stand.lease_one("patient", visibility_s=FIRST_LEASE_S)
     if run is None:
         return
     async with stand.client("patient") as client:
         await client.heartbeat(run.run_id, run.lease_token, visibility_s=60)
-    await asyncio.sleep(8.5)
+    # Past the end that the lease had first. Where all is well nothing happens then, so there is nothing to wait for.
+    await asyncio.sleep(FIRST_LEASE_S + 0.5)
     await stand.finish(run, "patient")
     again = await stand.lease_one("another", within_s=3)
     if again is not None:
@@ -71,11 +73,11 @@ async def policies(stand: Stand, _: Link) -> None:
     async with working(stand):
         for overlap in ("allow", "skip", "replace"):
             stand.recur(every(1), overlap=overlap, payload={"work_s": 2.3})
-        paused, edited = stand.recur(every(1)), stand.recur(every(3))
+        paused, edited, witness = stand.recur(every(1)), stand.recur(every(3)), stand.recur(every(1))
         await stand.wait_for(lambda: _leases_of(stand, edited) > 0)
         await edit(stand, edited)
-        await pause_job(stand, paused)
-        await pause_queue(stand)
+        await pause_job(stand, paused, witness)
+        await pause_queue(stand, witness)
 
 
 async def edit(stand: Stand, job: UUID) -> None:
@@ -88,22 +90,22 @@ async def edit(stand: Stand, job: UUID) -> None:
     stand.edited.append(Edited(str(job), now, now + timedelta(minutes=10)))
 
 
-async def pause_job(stand: Stand, job: UUID) -> None:
+async def pause_job(stand: Stand, job: UUID, witness: UUID) -> None:
     stand.producer.pause(job)
     stand.producer.flush()
     await stand.wait_for(lambda: stand.is_applied("PauseJob", job))
     since = datetime.now(UTC)
-    await asyncio.sleep(2.2)  # two occurrences pass meanwhile
+    await two_occurrences(stand, witness)
     stand.still.append(Still(frozenset({str(job)}), since, datetime.now(UTC)))
     stand.producer.resume(job)
     stand.producer.flush()
 
 
-async def pause_queue(stand: Stand) -> None:
+async def pause_queue(stand: Stand, witness: UUID) -> None:
     async with stand.client("operator") as client:
         await client.pause_queue(stand.queue)
         since = datetime.now(UTC)
-        await asyncio.sleep(1.5)  # an occurrence of every second passes meanwhile
+        await two_occurrences(stand, witness)
         stand.still.append(Still(frozenset(stand.recurring), since, datetime.now(UTC)))
         await client.resume_queue(stand.queue)
 
@@ -181,6 +183,18 @@ async def working(stand: Stand) -> AsyncIterator[None]:
         finally:
             await worker.drain()
             await running
+
+
+async def two_occurrences(stand: Stand, witness: UUID) -> None:
+    """Until two of the witness's have been decided. It fires every second, as what is paused would."""
+    before = _cursor(stand, witness)
+    await stand.wait_for(lambda: _cursor(stand, witness) >= before + timedelta(seconds=2))
+
+
+def _cursor(stand: Stand, job: UUID) -> datetime:
+    [(next_fire_at,)] = stand.ask("SELECT next_fire_at FROM jobs WHERE job_id = %s", job)
+    found: datetime = next_fire_at
+    return found
 
 
 def _leases_of(stand: Stand, job: UUID) -> int:
