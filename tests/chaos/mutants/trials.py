@@ -74,14 +74,14 @@ async def policies(stand: Stand, _: Link) -> None:
         for overlap in ("allow", "skip", "replace"):
             stand.recur(every(1), overlap=overlap, payload={"work_s": 2.3})
         paused, edited, witness = stand.recur(every(1)), stand.recur(every(3)), stand.recur(every(1))
-        await stand.wait_for(lambda: _leases_of(stand, edited) > 0)
         await edit(stand, edited)
         await pause_job(stand, paused, witness)
         await pause_queue(stand, witness)
 
 
 async def edit(stand: Stand, job: UUID) -> None:
-    """Just after it has fired, so that its pending occurrence is still to come."""
+    """While its pending occurrence is still to come, and has its run: that is what the edit is to take away."""
+    await stand.wait_for(lambda: _cursor(stand, job) > datetime.now(UTC) + timedelta(seconds=1))
     before = stand.job_state(job)
     stand.producer.update(job, JobSpec(queue=stand.queue, schedule=every(3600)))
     stand.producer.flush()
@@ -192,10 +192,6 @@ async def two_occurrences(stand: Stand, witness: UUID) -> None:
 
 
 def _cursor(stand: Stand, job: UUID) -> datetime:
-    [(next_fire_at,)] = stand.ask("SELECT next_fire_at FROM jobs WHERE job_id = %s", job)
-    found: datetime = next_fire_at
-    return found
-
-
-def _leases_of(stand: Stand, job: UUID) -> int:
-    return sum(lease for (lease,) in stand.ask("SELECT lease_token FROM runs WHERE job_id = %s", job))
+    """The occurrence that is pending; long ago where there is no such job yet."""
+    found: list[tuple[datetime]] = stand.ask("SELECT next_fire_at FROM jobs WHERE job_id = %s", job)
+    return found[0][0] if found else datetime.min.replace(tzinfo=UTC)
