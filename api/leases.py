@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 from itertools import count as counting
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from api.auth import require_queue
@@ -37,6 +37,13 @@ LOOK_S = 1.0
 END_TOGETHER_S = 0.1
 LONG_WAIT_S = 2.0
 RECALL_S = 1.0  # a shard that is slower keeps leases that nobody knows of until they expire
+
+
+class Granted(NamedTuple):
+    """What a call gets. after: on the monotonic clock, just before the ledger was asked: leases last from then on."""
+
+    runs: Sequence[LeasedRun]
+    after: float
 
 
 class Leases:
@@ -66,18 +73,18 @@ class Leases:
 
     async def _answer(self, call: Call[Any], names: Sequence[str]) -> http.Leased:
         tenant, body = call.identity.tenant, call.body
-        until = time.monotonic() + body.wait_seconds
+        came_at = time.monotonic()
         remember_as = body.request_id and idempotent_id(tenant, f"lease {' '.join(names)} {body.request_id}")
-        asked = Asked([(tenant, name) for name in names], body, until, remember_as)
+        asked = Asked([(tenant, name) for name in names], body, came_at + body.wait_seconds, remember_as)
         hung_up = asyncio.ensure_future(call.receive())
         try:
-            runs = await self._once_at_a_time(asked, hung_up)
+            granted = await self._once_at_a_time(asked, hung_up)
         except HungUp:
             raise Problem(400, "the client has hung up") from None
         finally:
             hung_up.cancel()
-        self._metrics.lease_batch_runs.observe(len(runs))
-        return http.Leased([_told(run) for run in runs])
+        self._metrics.lease_batch_runs.observe(len(granted.runs))
+        return http.Leased([_told(run) for run in granted.runs], granted.after - came_at)
 
     def close(self) -> None:
         waiting, self._waiting = self._waiting or set(), None
@@ -87,7 +94,7 @@ class Leases:
     async def drain(self) -> None:
         await self._claims.drain()
 
-    async def _once_at_a_time(self, asked: Asked, hung_up: Watch) -> Sequence[LeasedRun]:
+    async def _once_at_a_time(self, asked: Asked, hung_up: Watch) -> Granted:
         """A repeated call must see what became of the first, which may not know yet that its client is gone."""
         if asked.remember_as is None:
             return await self._poll_until(asked, hung_up)
@@ -97,7 +104,9 @@ class Leases:
                 raise HungUp
         mine = self._answering[asked.remember_as] = asyncio.get_running_loop().create_future()
         try:
-            return await self._recall(asked.remember_as) or await self._poll_until(asked, hung_up)
+            before = time.monotonic()
+            recalled = await self._recall(asked.remember_as)
+            return Granted(recalled, before) if recalled else await self._poll_until(asked, hung_up)
         finally:
             del self._answering[asked.remember_as]
             mine.set_result(None)
@@ -111,14 +120,15 @@ class Leases:
             told(HOME, answers[HOME])
         return list(chain.from_iterable(recalled))
 
-    async def _poll_until(self, asked: Asked, hung_up: Watch) -> Sequence[LeasedRun]:
+    async def _poll_until(self, asked: Asked, hung_up: Watch) -> Granted:
         """Leases of at least one run, or nothing once the wait is over. Raises HungUp with no lease left behind."""
         while True:
             popped = self._pop(asked) or await self._wait(asked, hung_up)
+            before = time.monotonic()
             if not popped:
-                return []
+                return Granted([], before)
             if leased := await self._claims.lease(asked, popped, hung_up):
-                return leased
+                return Granted(leased, before)
 
     def _pop(self, asked: Asked) -> Popped:
         """Due runs, of one queue after the other. Calls begin with another one each: none starves behind a busy one."""

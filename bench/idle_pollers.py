@@ -16,8 +16,8 @@ from contextlib import AsyncExitStack
 import uvloop
 
 from bench.http_load import connection, exchange, wire
+from fencepost.worker import WAIT_S
 
-WAIT_S = 20
 CONNECTING_AT_ONCE = 100  # a listening socket has room for so many
 SETTLE_S = 1.0
 

@@ -19,6 +19,7 @@ from schemas.commands import RetrySeconds as BackoffSeconds
 RESULT_MAX_BYTES = 64 * 1024
 RUNS_A_CALL = 1_000
 QUEUES_A_CALL = 100
+LEASE_WAIT_MAX_S = 60  # what proxies let a request wait, by their defaults
 ABSENT = Raw(b"null")
 
 JobVersion = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -201,7 +202,7 @@ class LeaseRequest(Request):
     worker_id: WorkerId
     max: Annotated[int, Meta(ge=1, le=RUNS_A_CALL)]
     visibility_seconds: VisibilitySeconds = 30.0
-    wait_seconds: Annotated[float, Meta(ge=0, le=20)] = 0.0
+    wait_seconds: Annotated[float, Meta(ge=0, le=LEASE_WAIT_MAX_S)] = 0.0
     request_id: UUID | None = None
 
 
@@ -227,7 +228,10 @@ class LeasedRun(Answer):
 
 
 class Leased(Answer):
+    """waited_seconds: from the call's coming until the ledger was asked; lease_seconds last from then on at least."""
+
     runs: list[LeasedRun]
+    waited_seconds: float
 
 
 # -- outcomes: the single form has the run in its path, the batch form in each item

@@ -32,6 +32,7 @@ class ServedRun:
     due_at: float = 0.0
     attempt: int = 0
     lease_token: int = 0
+    leased_at: float = 0.0
     expires_at: float = 0.0
     cancel: bool = False
     timeout_s: float = math.inf
@@ -92,6 +93,7 @@ class LeaseServer:
     async def _lease(self, request: Request) -> Response:
         body = await request.json()
         self.asks.append(body)
+        came_at = asked_at = self.clock()
         repeated = [
             self.runs[run_id]
             for run_id, token in self._requests.get(body["requestId"], ())
@@ -100,9 +102,10 @@ class LeaseServer:
         runs = repeated or self._take(body)
         if not runs and body["waitSeconds"]:
             runs = await self._wait_and_take(body)
+            asked_at = min([self.clock(), *(run.leased_at for run in runs)])
         self._requests.setdefault(body["requestId"], [(run.run_id, run.lease_token) for run in runs])
         await self.tell()
-        return JSONResponse({"runs": [self._leased(run) for run in runs]})
+        return JSONResponse({"runs": [self._leased(run) for run in runs], "waitedSeconds": asked_at - came_at})
 
     async def _wait_and_take(self, body: dict[str, Any]) -> list[ServedRun]:
         try:
@@ -122,8 +125,9 @@ class LeaseServer:
             run.state = "leased"
             run.attempt += 1
             run.lease_token += 1
-            run.attempt_ends_at = self.clock() + run.timeout_s
-            run.expires_at = min(self.clock() + body["visibilitySeconds"], run.attempt_ends_at)
+            run.leased_at = self.clock()
+            run.attempt_ends_at = run.leased_at + run.timeout_s
+            run.expires_at = min(run.leased_at + body["visibilitySeconds"], run.attempt_ends_at)
         return taken
 
     def _holds(self, run: ServedRun | None, token: int) -> bool:

@@ -45,11 +45,34 @@ class LeaseClient(BaseClient):
         request_id: UUID | None = None,
         retry_for_s: float | None = None,
     ) -> list[LeasedRun]:
-        """Lease due runs, waiting up to wait_s (at most 20) for the first.
+        """Lease due runs, waiting up to wait_s (at most 60) for the first.
 
         queue: one, or up to 100 of which any may have some. max_runs: 1 to 1,000. request_id: a repetition of this call
         with it gets the same runs.
         """
+        answer = await self.poll(
+            queue,
+            worker_id,
+            max_runs=max_runs,
+            visibility_s=visibility_s,
+            wait_s=wait_s,
+            request_id=request_id,
+            retry_for_s=retry_for_s,
+        )
+        return answer.runs
+
+    async def poll(
+        self,
+        queue: str | Sequence[str],
+        worker_id: str,
+        *,
+        max_runs: int,
+        visibility_s: float,
+        wait_s: float,
+        request_id: UUID | None = None,
+        retry_for_s: float | None = None,
+    ) -> LeaseAnswer:
+        """As `lease`, and how much of the wait was over when the leases began."""
         body: dict[str, Any] = {
             "workerId": worker_id,
             "max": max_runs,
@@ -68,7 +91,7 @@ class LeaseClient(BaseClient):
             timeout_s=wait_s + ANSWER_ALLOWANCE_S,
             retry_for_s=retry_for_s,
         )
-        return decoded(answer.body, LeaseAnswer).runs
+        return decoded(answer.body, LeaseAnswer)
 
     async def heartbeat(
         self, run_id: UUID, lease_token: int, *, visibility_s: float = 30, progress: str | None = None

@@ -1,7 +1,8 @@
 """How long a worker may trust a lease. Pure: instants are seconds of `elapsed_s`, handed in.
 
 The server counts a lease from when it handled the last heartbeat; the worker only knows when it sent it. It counts
-from then, so its idea of the end is never later than the server's.
+from then (of a long-poll from as much later as the server says that it waited), so its idea of the end is never later
+than the server's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Final
 from fencepost.models import LeasedRun
 
 STOP_MARGIN_S = 5.0
-MAX_WAIT_S = 20.0
 
 
 def stop_margin_s(visibility_s: float) -> float:
@@ -28,8 +28,7 @@ class LeaseTerms:
 
     stop_after_s: since the last confirmed heartbeat, when the handler is told to stop; at least 5 s (of a short
     visibility a third) before the lease could end. beat_after_s: when the next heartbeat is due, so that one goes out
-    every third of the visibility though the leases are only looked at every tick_s. wait_s: what a long-poll may take
-    of a lease that is counted from when the poll was sent.
+    every third of the visibility though the leases are only looked at every tick_s.
     """
 
     def __init__(self, visibility_s: float) -> None:
@@ -39,7 +38,6 @@ class LeaseTerms:
         self.tick_s: Final = min(5.0, visibility_s / 12)
         self.beat_after_s: Final = visibility_s / 3 - self.tick_s
         self.beat_timeout_s: Final = visibility_s / 6
-        self.wait_s: Final = min(MAX_WAIT_S, visibility_s / 3)
         # An event loop wakes late by some milliseconds; the margin is a promise.
         wake_allowance_s = min(0.1, visibility_s / 30)
         self.margin_s: Final = stop_margin_s(visibility_s) + wake_allowance_s
@@ -59,8 +57,9 @@ class StopReason(enum.Enum):
 class Lease:
     """A run that this worker holds, and what it knows of the hold.
 
-    confirmed_at: when the last call that the server confirmed was sent. lasts_s: how long the lease lasted then, as the
-    server said; no heartbeat extends it beyond the end of the attempt, nor once the run is to be cancelled.
+    confirmed_at: when the last call that the server confirmed was sent; of a long-poll, plus what the server waited.
+    lasts_s: how long the lease lasted then, as the server said; no heartbeat extends it beyond the end of the attempt,
+    nor once the run is to be cancelled.
     started: its handler was entered. handled: its handler has ended, its outcome waits to be reported.
     progress: a note that no heartbeat has carried yet.
     """

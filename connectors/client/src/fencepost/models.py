@@ -226,7 +226,10 @@ class LeasedRun(Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class LeaseAnswer(Struct, rename="camel", frozen=True):
+    """waited_seconds: how long the server had waited when the leases began, or what is left of them was looked up."""
+
     runs: list[LeasedRun]
+    waited_seconds: float = 0.0
 
 
 class Beat(Struct, rename="camel", frozen=True, omit_defaults=True):

@@ -93,6 +93,7 @@ class SyncClient:
     preview_schedule = _blocking(FencepostClient.preview_schedule)
     query = _blocking(FencepostClient.query)
     lease = _blocking(FencepostClient.lease)
+    poll = _blocking(FencepostClient.poll)
     heartbeat = _blocking(FencepostClient.heartbeat)
     complete = _blocking(FencepostClient.complete)
     fail = _blocking(FencepostClient.fail)

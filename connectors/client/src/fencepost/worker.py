@@ -20,7 +20,7 @@ from fencepost.handler_threads import HandlerThreads
 from fencepost.heartbeats import Heartbeats
 from fencepost.ids import new_id
 from fencepost.leases import Lease, LeaseTerms, StopReason, elapsed_s
-from fencepost.models import Failure, LeasedRun
+from fencepost.models import Failure, LeaseAnswer, LeasedRun
 from fencepost.outcomes import Outcome, OutcomeReporter
 from fencepost.run_context import RunContext
 from fencepost.shutdown import Shutdown
@@ -31,6 +31,7 @@ log = logging.getLogger("fencepost.worker")
 Handler = Callable[[RunContext], Any]
 
 LEASE_MAX = 1000
+WAIT_S = 50.0  # of a long-poll: proxies end what takes a minute, by their defaults
 
 
 class Worker:
@@ -115,7 +116,8 @@ class Worker:
         while True:
             room = await self._wait_for_room()
             ask = _Ask(new_id(), min(room, LEASE_MAX), self._clock())
-            await self._start(await self._lease(ask), ask.first_sent_at)
+            answer = await self._lease(ask)
+            await self._start(answer.runs, ask.first_sent_at + answer.waited_seconds)
             await asyncio.sleep(0)  # handlers begin, and only then the next call is put together
 
     async def _wait_for_room(self) -> int:
@@ -124,17 +126,17 @@ class Worker:
             await self._room.wait()
         return room
 
-    async def _lease(self, ask: _Ask) -> list[LeasedRun]:
+    async def _lease(self, ask: _Ask) -> LeaseAnswer:
         """The runs for an ask. One whose answer was lost is repeated under its request id while its leases can live."""
         repetition = 0
-        while self._clock() < ask.first_sent_at + self._terms.visibility_s:
+        while self._clock() < ask.first_sent_at + WAIT_S + self._terms.visibility_s:
             try:
-                return await self.client.lease(
+                return await self.client.poll(
                     self._queue,
                     self.worker_id,
                     max_runs=ask.max_runs,
                     visibility_s=self._terms.visibility_s,
-                    wait_s=self._terms.wait_s,
+                    wait_s=WAIT_S,
                     request_id=ask.request_id,
                     retry_for_s=0,
                 )
@@ -144,14 +146,15 @@ class Worker:
                 log.warning("no runs of %s for %.1f s: %s", self._queue, wait_s, error)
                 await asyncio.sleep(wait_s)
                 repetition += 1
-        return []
+        return LeaseAnswer([])
 
-    async def _start(self, runs: list[LeasedRun], asked_at: float) -> None:
-        leases = [Lease(run, asked_at) for run in runs]
+    async def _start(self, runs: list[LeasedRun], leased_at: float) -> None:
+        """leased_at: the leases began then or later."""
+        leases = [Lease(run, leased_at) for run in runs]
         self._leases.update(leases)
         self.stats.leased += len(leases)
-        waited_s = self._clock() - asked_at
-        if old := [lease for lease in leases if waited_s > min(self._terms.visibility_s, lease.lasts_s) / 2]:
+        age_s = self._clock() - leased_at
+        if old := [lease for lease in leases if age_s > min(self._terms.visibility_s, lease.lasts_s) / 2]:
             await self._confirm(old)
         for lease in leases:
             if self._shutdown.asked.is_set():  # the answer crossed with the wish to drain
