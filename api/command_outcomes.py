@@ -33,7 +33,8 @@ class CommandOutcomes:
         self._pause_s = SHORTEST_S
         self._arrived.set()
         try:
-            return await asyncio.wait_for(future, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await future
         except TimeoutError:
             return None
         finally:

@@ -71,7 +71,8 @@ class CommandProducer:
                 on_delivery=on_delivery,
             )
             self._sent.set()
-            await asyncio.wait_for(acked, self._ack_within_s + 1.0)
+            async with asyncio.timeout(self._ack_within_s + 1.0):
+                await acked
         except TimeoutError as error:
             raise KafkaUnavailable("Kafka did not take the command in time") from error
         except (BufferError, KafkaException) as error:

@@ -108,7 +108,8 @@ class ReadyPoll:
             self._trusted = False  # nobody waits: whether hints come through is found out anew once somebody does
         longest_s = None if next_at is None else min(next_at, self._judge_at) - time.monotonic()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._arrived.wait(), longest_s)
+            async with asyncio.timeout(longest_s):
+                await self._arrived.wait()
 
     async def _judge(self) -> None:
         """Find out whether hints can be relied on: owners live and hear of what happens, and we hear of them."""

@@ -174,8 +174,10 @@ async def measure(name: str, port: int, pipe: Connection) -> None:
     await asyncio.sleep(0.2)
     pipe.send("stop")
     with contextlib.suppress(asyncio.IncompleteReadError, TimeoutError):
-        await asyncio.wait_for(answer, 5)
-    took = await asyncio.wait_for(asyncio.to_thread(pipe.recv), 10)
+        async with asyncio.timeout(5):
+            await answer
+    async with asyncio.timeout(10):
+        took = await asyncio.to_thread(pipe.recv)
     print(f"{name:8} stopped in {took * 1000:.0f} ms, waiting client {'answered' if not answer.exception() else 'cut'}")
 
 

@@ -16,8 +16,11 @@ from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from ledger.confirmed_connection import ConfirmedConnection, patience
+from ledger.kept_cancellations import keep_cancellations
 from ledger.servers import Servers, is_outdated
 from schemas.errors import EpochLost, FencepostError, InvariantBroken, LedgerUnavailable
+
+keep_cancellations()
 
 Connection = AsyncConnection[TupleRow]
 R = TypeVar("R")

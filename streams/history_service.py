@@ -103,7 +103,8 @@ class HistoryService:
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         try:
-            await asyncio.wait_for(self._turns.acquire(), QUEUE_WAIT_S)
+            async with asyncio.timeout(QUEUE_WAIT_S):
+                await self._turns.acquire()
         except TimeoutError:
             raise HistoryBusy("other queries are running", retry_after_s=QUEUE_WAIT_S) from None
         try:
@@ -162,7 +163,8 @@ class HistoryRole:
             except duckdb.IOException as error:
                 log.warning("the history file cannot be opened yet: %s", error)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), _REOPEN_S)
+                    async with asyncio.timeout(_REOPEN_S):
+                        await stop.wait()
         return None
 
     async def _run_on(self, store: HistoryStore, stop: asyncio.Event) -> None:

@@ -196,7 +196,7 @@ class RunState(NamedTuple):
 class HistoryStore:
     """One DuckDB file, owned by this process. One thread appends; any thread may read, each call on its own cursor."""
 
-    def __init__(self, path: Path, *, memory_limit: str = "512MB", threads: int = 2) -> None:
+    def __init__(self, path: Path, *, memory_limit: str = "256MB", threads: int = 2) -> None:
         """Opens or creates the file. Raises duckdb.IOException while another process has it open."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._database = duckdb.connect(

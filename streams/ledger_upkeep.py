@@ -92,4 +92,5 @@ async def _sparingly(stop: asyncio.Event) -> AsyncIterator[None]:
 
 async def _pause(stop: asyncio.Event, wait_s: float) -> None:
     with suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), wait_s)
+        async with asyncio.timeout(wait_s):
+            await stop.wait()

@@ -253,5 +253,6 @@ class EventPublisher:
 async def _pause(stop: asyncio.Event, wait_s: float) -> bool:
     """Sleep, or until `stop`; whether it has come."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), wait_s)
+        async with asyncio.timeout(wait_s):
+            await stop.wait()
     return stop.is_set()

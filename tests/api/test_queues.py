@@ -47,7 +47,8 @@ async def test_who_waits_on_a_queue_gets_its_runs_when_it_is_resumed(
     poll = asyncio.create_task(worker.lease(waitSeconds=20))
     assert (await operator.get(QUEUE)).json()["waiting"]["normal"] == 1
     assert (await operator.post(f"{QUEUE}/resume")).status_code == 200
-    assert [run["runId"] for run in await asyncio.wait_for(poll, 10)] == [str(run_id)]
+    async with asyncio.timeout(10):
+        assert [run["runId"] for run in await poll] == [str(run_id)]
 
 
 async def test_a_leased_run_of_a_paused_queue_goes_on(operator: Caller, worker: Caller, owner: Owner) -> None:

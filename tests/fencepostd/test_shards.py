@@ -97,7 +97,8 @@ async def installed(bootstrap: str, dsns: list[str], folder: Path) -> AsyncItera
             yield Installation(bootstrap, topics, http)
     finally:
         stop.set()
-        await asyncio.wait_for(asyncio.gather(*running), 60)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*running)
 
 
 async def answering(http: httpx.AsyncClient) -> None:

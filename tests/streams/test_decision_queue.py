@@ -27,7 +27,8 @@ async def test_an_empty_queue_is_waited_for() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     queue.add([b"a"])
-    await asyncio.wait_for(waiting, 5)
+    async with asyncio.timeout(5):
+        await waiting
 
 
 async def test_what_could_not_be_decided_comes_again() -> None:

@@ -165,4 +165,5 @@ async def test_the_end_is_unknown_while_the_broker_is_away(fed: Fed, monkeypatch
 async def test_a_feed_that_was_assigned_nothing_closes_at_once(fed: Fed) -> None:
     feed = fed.feed()
     feed.start()
-    await asyncio.wait_for(feed.close(), 5)
+    async with asyncio.timeout(5):
+        await feed.close()

@@ -66,7 +66,8 @@ async def running(broker: KafkaBroker, topics: Topics, folder: Path) -> AsyncIte
         yield role
     finally:
         stop.set()
-        await asyncio.wait_for(task, DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S):
+            await task
 
 
 @asynccontextmanager
@@ -76,7 +77,8 @@ async def asking(broker: KafkaBroker, topics: Topics, folder: Path) -> AsyncIter
         running(broker, topics, folder) as role,
         httpx.AsyncClient(base_url=role.url, timeout=DEADLINE_S) as client,
     ):
-        await asyncio.wait_for(role.ready.wait(), DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S):
+            await role.ready.wait()
         await _until_known(client, DEAD)
         yield client
 
@@ -209,7 +211,8 @@ async def test_a_successor_waits_for_the_file_and_reads_on(
     argv = [sys.executable, "-c", PREDECESSOR, kafka_broker.bootstrap, topics.prefix, str(tmp_path / "history.duckdb")]
     predecessor = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE)
     assert predecessor.stdout is not None
-    url = (await asyncio.wait_for(predecessor.stdout.readline(), DEADLINE_S)).decode().strip()
+    async with asyncio.timeout(DEADLINE_S):
+        url = (await predecessor.stdout.readline()).decode().strip()
     async with httpx.AsyncClient(base_url=url) as client:
         await _until_known(client, DEAD)
     async with running(kafka_broker, topics, tmp_path) as successor:
@@ -218,7 +221,8 @@ async def test_a_successor_waits_for_the_file_and_reads_on(
         assert not done
         predecessor.kill()
         await predecessor.wait()
-        await asyncio.wait_for(waiting, DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S):
+            await waiting
         async with httpx.AsyncClient(base_url=successor.url) as client:
             assert (await client.get(f"/runs/{DONE}")).json()["state"] == "completed"
 

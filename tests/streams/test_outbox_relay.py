@@ -62,7 +62,8 @@ def start_relay(ledger_dsn: str, kafka_broker: KafkaBroker, topics: Topics) -> R
             yield relay
         finally:
             stop.set()
-            await asyncio.wait_for(task, DEADLINE_S)
+            async with asyncio.timeout(DEADLINE_S):
+                await task
 
     return running
 
@@ -127,7 +128,8 @@ async def test_a_relay_does_not_fall_asleep_beside_a_writer(
         async with start_relay(NEVER_BY_ITSELF_S) as relay:
             async with writer.transaction():
                 await put_in_outbox(writer, some_runs(1), 1)
-                await asyncio.wait_for(relay.active.wait(), DEADLINE_S)
+                async with asyncio.timeout(DEADLINE_S):
+                    await relay.active.wait()
                 await asyncio.sleep(0.5)  # time for a relay that would
                 assert not await is_asleep(conn)
             await wait_until_empty(conn)
@@ -186,13 +188,15 @@ async def test_one_relay_works_and_the_other_stands_by_until_it_stops(
     runs = some_runs(4)
     async with ledger_pool.connection() as conn, contextlib.AsyncExitStack() as first_runs:
         first = await first_runs.enter_async_context(start_relay())
-        await asyncio.wait_for(first.active.wait(), DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S):
+            await first.active.wait()
         async with start_relay() as second:
             await put_in_outbox(conn, runs, 1)
             await wait_until_empty(conn)
             assert not second.active.is_set()
             await first_runs.aclose()
-            await asyncio.wait_for(second.active.wait(), DEADLINE_S)
+            async with asyncio.timeout(DEADLINE_S):
+                await second.active.wait()
             await put_in_outbox(conn, runs, 2)
             await wait_until_empty(conn)
         events = await published(kafka_broker, topics, 8)
@@ -205,7 +209,8 @@ async def test_a_relay_that_loses_its_session_goes_on_in_a_new_one(
     runs = some_runs(4)
     async with ledger_pool.connection() as conn, start_relay() as relay:
         for version in range(1, 6):
-            await asyncio.wait_for(relay.active.wait(), DEADLINE_S)
+            async with asyncio.timeout(DEADLINE_S):
+                await relay.active.wait()
             await put_in_outbox(conn, runs, version)
             await end_relay_sessions(ledger_dsn)
             relay.active.clear()
@@ -247,13 +252,15 @@ async def test_a_frozen_relay_loses_its_shard_and_spoils_nothing_when_it_wakes(
     frozen = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE)
     try:
         assert frozen.stdout is not None
-        await asyncio.wait_for(frozen.stdout.readline(), DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S):
+            await frozen.stdout.readline()
         async with ledger_pool.connection() as conn, start_relay() as standby:
             await put_in_outbox(conn, runs, 1)
             await wait_until_empty(conn)
             frozen.send_signal(signal.SIGSTOP)
             await put_in_outbox(conn, runs, 2)
-            await asyncio.wait_for(standby.active.wait(), DEADLINE_S)
+            async with asyncio.timeout(DEADLINE_S):
+                await standby.active.wait()
             await wait_until_empty(conn)
             frozen.send_signal(signal.SIGCONT)
             await put_in_outbox(conn, runs, 3)
@@ -304,7 +311,8 @@ async def test_while_kafka_is_away_rows_wait_and_relays_may_stop_and_start_and_t
             assert relay.active.is_set()
         assert len(await read_outbox(conn, 100)) == 48
         async with start_relay() as relay:
-            await asyncio.wait_for(relay.active.wait(), DEADLINE_S)
+            async with asyncio.timeout(DEADLINE_S):
+                await relay.active.wait()
             await asyncio.to_thread(kafka_broker.start)
             await wait_until_empty(conn)
             events = await published(kafka_broker, topics, 49 * 4)
@@ -336,7 +344,8 @@ async def test_a_relay_waits_for_a_ledger_that_is_away(kafka_broker: KafkaBroker
     done, _ = await asyncio.wait({task}, timeout=1.5)
     assert not done
     stop.set()
-    await asyncio.wait_for(task, DEADLINE_S)
+    async with asyncio.timeout(DEADLINE_S):
+        await task
 
 
 @pytest.mark.apache_kafka(reason="tansu has no limit to the size of records")

@@ -243,7 +243,8 @@ async def test_closing_goes_through_while_the_ledger_is_away(
         await until(lambda: ownership.partitions() == [0])
         _failing(monkeypatch, PartitionOwner, "close", LedgerUnavailable("away"), times=1)
         owner = ownership.owners()[0]
-        await asyncio.wait_for(ownership.close(), 10)
+        async with asyncio.timeout(10):
+            await ownership.close()
         assert ownership.partitions() == []
         monkeypatch.undo()
         await owner.close(release=False)

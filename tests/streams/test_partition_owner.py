@@ -197,7 +197,8 @@ async def test_a_zombie_s_first_write_ends_it_and_its_memory(setting: OwnerSetti
         await take_over(setting.pool, PARTITION, "another")
         before = await fetch(setting.pool, "SELECT * FROM jobs")
         zombie.send(create(job_on(PARTITION)))
-        await asyncio.wait_for(zombie.lost.wait(), 20)
+        async with asyncio.timeout(20):
+            await zombie.lost.wait()
         assert await fetch(setting.pool, "SELECT * FROM jobs") == before
     assert not (setting.folder / f"p-{PARTITION:04d}").exists()
     assert await fetch(setting.pool, "SELECT owner FROM partitions WHERE partition = %s", PARTITION) == ["another"]
@@ -208,7 +209,8 @@ async def test_a_check_finds_out_that_the_epoch_is_over(setting: OwnerSetting) -
         zombie.owner.check()
         await take_over(setting.pool, PARTITION, "another")
         zombie.owner.check()
-        await asyncio.wait_for(zombie.lost.wait(), 20)
+        async with asyncio.timeout(20):
+            await zombie.lost.wait()
 
 
 async def test_a_clean_close_releases_the_partition_and_keeps_the_state(setting: OwnerSetting) -> None:

@@ -26,7 +26,8 @@ async def test_after_a_failover_the_relay_goes_on_with_the_promoted_standby(
     relay = OutboxRelay(pair_dsn, kafka_broker.bootstrap, topics, Codec())
     stop = asyncio.Event()
     relaying = asyncio.create_task(relay.run(stop))
-    await asyncio.wait_for(relay.active.wait(), WITHIN_S)
+    async with asyncio.timeout(WITHIN_S):
+        await relay.active.wait()
     async with pool_of(pair_dsn) as pool:
         async with session(pool) as conn:
             await put_in_outbox(conn, [(uuid4(), 3)], 1)

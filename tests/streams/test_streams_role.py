@@ -62,7 +62,8 @@ class Streams:
             yield ownership
         finally:
             stop.set()
-            await asyncio.wait_for(task, 30)
+            async with asyncio.timeout(30):
+                await task
 
     @asynccontextmanager
     async def relay(self) -> AsyncIterator[None]:
@@ -72,7 +73,8 @@ class Streams:
             yield
         finally:
             stop.set()
-            await asyncio.wait_for(task, 30)
+            async with asyncio.timeout(30):
+                await task
 
     async def partitions(self) -> list[PartitionStatus]:
         async with session(self.pool) as conn:
@@ -299,7 +301,8 @@ async def test_a_role_waits_for_a_broker_that_is_away_and_can_be_stopped_meanwhi
     task = asyncio.create_task(role.run(stop))
     await until(lambda: "waiting for Kafka" in caplog.text)
     stop.set()
-    await asyncio.wait_for(task, 10)
+    async with asyncio.timeout(10):
+        await task
 
 
 async def test_a_crash_of_faust_ends_the_role_instead_of_leaving_it_idle(streams: Streams) -> None:
@@ -310,7 +313,8 @@ async def test_a_crash_of_faust_ends_the_role_instead_of_leaving_it_idle(streams
     ownership.assign = _fail  # type: ignore[method-assign, assignment]
     async with streams.role("b"):  # makes a rebalance
         with pytest.raises(RuntimeError, match="out of order"):
-            await asyncio.wait_for(task, 30)
+            async with asyncio.timeout(30):
+                await task
 
 
 def _fail(_: object) -> None:

@@ -337,7 +337,8 @@ async def test_a_cancelled_run_is_stopped_and_its_note_was_shown(clients: Client
 
     async with owner.applying_commands(), clients.client() as client:
         async with clients.working(long, visibility_s=3) as worker:
-            await asyncio.wait_for(started.wait(), 10)
+            async with asyncio.timeout(10):
+                await started.wait()
             while (await client.run(run_id)).progress != "half":  # noqa: ASYNC110 - only asking tells
                 await asyncio.sleep(0.05)
             cancelled = await client.cancel_run(run_id)
@@ -416,7 +417,8 @@ async def test_a_webhook_called_again_after_a_lost_lease_lets_the_receiver_refus
         async with clients.working(webhook(receiver.url), wire=wire, visibility_s=1) as cut_off:
             await eventually(lambda: receiver.calls, timeout_s=30)
             wire.cut("")
-            await asyncio.wait_for(receiver.hung_up.wait(), 30)  # the handler was told to stop
+            async with asyncio.timeout(30):
+                await receiver.hung_up.wait()  # the handler was told to stop
             while not await owner.expire(run_id):  # noqa: ASYNC110 - only asking tells
                 await asyncio.sleep(0.05)
         receiver.answering = fixed(answer(204))

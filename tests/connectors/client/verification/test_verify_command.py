@@ -184,9 +184,11 @@ async def test_following_tells_at_once_what_comes_and_ends_with_a_certificate(se
     started = await follower.stderr.readuntil(b"following")
     assert b"2 events verified" in started
     server.tell([*run[2:4], replace(run[3], version=4)])
-    found = json.loads(await asyncio.wait_for(follower.stdout.readline(), 60))
+    async with asyncio.timeout(60):
+        found = json.loads(await follower.stdout.readline())
     assert found["rule"] in ("completed_at_most_once", "lives_are_legal")
     follower.send_signal(signal.SIGINT)
-    last = (await asyncio.wait_for(follower.communicate(), 60))[0].splitlines()[-1]
+    async with asyncio.timeout(60):
+        last = (await follower.communicate())[0].splitlines()[-1]
     made_of = json.loads(last)
     assert (made_of["verdict"], made_of["counts"]["completed"], follower.returncode) == ("violated", 2, 1)

@@ -164,18 +164,21 @@ async def test_following_tells_at_once_of_a_run_that_is_completed_again(lived: L
         following = await lived.verify("--follow", "--json", "--last", "5m")
         assert following.stdout is not None
         assert following.stderr is not None
-        await asyncio.wait_for(following.stderr.readuntil(b"following"), 60)
+        async with asyncio.timeout(60):
+            await following.stderr.readuntil(b"following")
         await client.create_job(soon())
         await lived.until("SELECT count(*) FROM runs WHERE state = 'completed'", lambda count: count == 2)
         [[run_id]] = await lived.rows(f"SELECT run_id FROM runs WHERE job_id = '{job_id}'")
         with psycopg.connect(lived.dsn, autocommit=True) as conn:
             partition = UUID(run_id).int >> 64 & 0xFFF
             conn.execute(COMPLETE_AGAIN, {"job_id": job_id, "run_id": run_id, "partition": partition})
-        found = [json.loads(await asyncio.wait_for(following.stdout.readline(), 60)) for _ in range(2)]
+        async with asyncio.timeout(60):
+            found = [json.loads(await following.stdout.readline()) for _ in range(2)]
         assert {each["rule"] for each in found} == {"lives_are_legal", "completed_at_most_once"}
         assert [line["event"] for line in found[0]["trace"]] == ["scheduled", "leased", "completed", "completed"]
         following.send_signal(signal.SIGINT)
-        told, _ = await asyncio.wait_for(following.communicate(), 60)
+        async with asyncio.timeout(60):
+            told, _ = await following.communicate()
     made = json.loads(told.splitlines()[-1])
     assert (made["verdict"], following.returncode) == ("violated", 1)
     assert (made["counts"]["runs"], made["counts"]["completed"]) == (2, 3)

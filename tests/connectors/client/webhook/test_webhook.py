@@ -270,7 +270,8 @@ async def test_a_handler_that_is_cancelled_hangs_up(receiver: Receiver) -> None:
     calling = asyncio.create_task(webhook(receiver.url)(run()))
     await came.wait()
     calling.cancel()
-    await asyncio.wait_for(receiver.hung_up.wait(), 30)
+    async with asyncio.timeout(30):
+        await receiver.hung_up.wait()
 
 
 async def test_as_many_calls_as_slots_are_under_way(receiver: Receiver, bench: Bench) -> None:

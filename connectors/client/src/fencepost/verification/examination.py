@@ -133,6 +133,7 @@ class Examination:
 async def _wait(stop: asyncio.Event, seconds: float) -> None:
     """Until `stop`, but not longer."""
     try:
-        await asyncio.wait_for(stop.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await stop.wait()
     except TimeoutError:
         return
