@@ -168,14 +168,13 @@ def read_query(query: bytes, kind: type[B]) -> B:
 
 
 async def read_body(receive: Receive, headers: dict[bytes, bytes], limit: int) -> bytes:
-    """The whole body. Raises Problem 413 or 415."""
+    """The whole body. Raises Problem 400 when the client hangs up before its end, 413 or 415."""
     kind = headers.get(b"content-type")
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length) > limit:
         raise _too_large(limit)
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if message.get("more_body"):
+    body, is_whole = await _read_part(receive)
+    if not is_whole:
         body = await _read_on(receive, body, limit)
     if len(body) > limit:
         raise _too_large(limit)
@@ -185,17 +184,22 @@ async def read_body(receive: Receive, headers: dict[bytes, bytes], limit: int) -
 
 
 async def _read_on(receive: Receive, start: bytes, limit: int) -> bytes:
-    parts, size = [start], len(start)
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Problem(400, "the body was cut off")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
+    parts, size, is_whole = [start], len(start), False
+    while not is_whole:
+        part, is_whole = await _read_part(receive)
+        parts.append(part)
+        size += len(part)
         if size > limit:
             raise _too_large(limit)
-        if not message.get("more_body"):
-            return b"".join(parts)
+    return b"".join(parts)
+
+
+async def _read_part(receive: Receive) -> tuple[bytes, bool]:
+    """The next of it, and whether that is all."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise Problem(400, "the body was cut off")
+    return message.get("body", b""), not message.get("more_body")
 
 
 def _too_large(limit: int) -> Problem:

@@ -156,6 +156,7 @@ async def test_a_job_that_was_paused_or_deleted_meanwhile_is_left_alone(
 
 async def test_a_memory_from_before_a_change_of_the_job_is_mended(decider: Decider, start: datetime) -> None:
     job_id = await minutely(decider, start)
+    before_resumption = datetime.now(UTC)
     async with owner_transaction(decider.pool, decider.fence) as tx:
         await apply_commands(tx, [pause(job_id), resume(job_id)])  # and the process forgets it
     before = await dump(decider.pool)
@@ -164,7 +165,7 @@ async def test_a_memory_from_before_a_change_of_the_job_is_mended(decider: Decid
     timer = decider.memory.state.job(job_id.bytes)
     assert timer is not None
     assert timer.version == 4  # the pause, the resumption, and the occurrences that it skipped
-    assert timer.cursor_us > to_us(datetime.now(UTC))
+    assert timer.cursor_us > to_us(before_resumption)
 
 
 async def test_a_schedule_this_build_cannot_read_holds_up_no_other(

@@ -1,0 +1,46 @@
+"""How an endpoint reads what a client sends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from api.endpoints import read_body
+from api.problems import Problem
+
+HANGS_UP: dict[str, Any] = {"type": "http.disconnect"}
+
+
+def part(body: bytes, *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+async def read(messages: Sequence[dict[str, Any]], limit: int = 10) -> bytes:
+    coming = iter(messages)
+
+    async def receive() -> dict[str, Any]:
+        return next(coming)
+
+    return await read_body(receive, {b"content-type": b"application/json"}, limit)
+
+
+async def test_a_body_in_parts_is_read_as_a_whole() -> None:
+    assert await read([part(b"{")]) == b"{"
+    assert await read([part(b"{", more=True), part(b""), HANGS_UP]) == b"{"
+    assert await read([part(b"[1", more=True), part(b",2", more=True), part(b"]")]) == b"[1,2]"
+
+
+@pytest.mark.parametrize("before", [[], [part(b"{", more=True)]])
+async def test_a_body_that_was_cut_off_is_never_taken_for_a_whole_one(before: list[dict[str, Any]]) -> None:
+    """A body may be left out: of a client that hangs up, what it had asked for would be done without its fields."""
+    with pytest.raises(Problem) as refused:
+        await read([*before, HANGS_UP])
+    assert refused.value.status == 400
+
+
+async def test_a_body_that_is_too_large_is_not_read_to_its_end() -> None:
+    with pytest.raises(Problem) as refused:
+        await read([part(b"123456", more=True), part(b"78901", more=True)])
+    assert refused.value.status == 413
