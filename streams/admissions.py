@@ -9,7 +9,7 @@ gated runs of a job.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from uuid import UUID
 
@@ -66,13 +66,18 @@ class AdmissionQueue:
                     del self._blocked[job_id]
         return jobs
 
-    def folded(self, events: Iterable[Event]) -> None:
-        """Look again at the jobs whose active run may have ended with these events."""
+    def folded(self, events: Iterable[Event], still_waits: Callable[[bytes], bool]) -> None:
+        """Look again at the jobs whose active run may have ended with these events, which the memory has by now.
+
+        still_waits: whether it says that a run waits. An event of the feed may be older than what it knows: one that
+        tells of a pause must not unblock a run that waits again since, for nothing else would ask for that one.
+        """
         if not self._blocked:
             return
         for event in events:
             if event.type in _FREES and event.run_id is not None:
-                self.unblock([event.run_id])
+                if not still_waits(event.run_id):
+                    self.unblock([event.run_id])
                 self.look_at([event.job_id])
 
     def look_at(self, job_ids: Iterable[bytes]) -> None:

@@ -136,6 +136,10 @@ class PartitionMemory:
             self.undecidable.discard(job_id)
             self._jobs.retime(job_id, cursor_us)
 
+    def waits(self, run_id: bytes) -> bool:
+        """Whether the run waits, as far as is known."""
+        return self.state.waiting(run_id) is not None
+
     def forget_run(self, run_id: bytes) -> None:
         """The ledger does not know the run any more."""
         self.state.forget_run(run_id)

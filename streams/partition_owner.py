@@ -130,7 +130,7 @@ class PartitionOwner:
     def fold(self, events: list[Event], next_offset: int) -> None:
         """Take in events of the feed, up to next_offset (exclusive)."""
         self._memory.fold(events, Position(self.fence.epoch, next_offset))
-        self._admissions.folded(events)
+        self._admissions.folded(events, self._memory.waits)
         EVENTS_FOLDED.inc(len(events))
         self._around.wake_timekeeper(self.fence.partition)
 
@@ -273,6 +273,8 @@ class PartitionOwner:
             raise
         over, ready = ([run_id.bytes for run_id in each] for each in (admission.over, admission.ready))
         take_in(self._memory, over, live)
+        # Not due yet by the ledger's clock, which a failover may have put back: no timer tells of them any more.
+        self._memory.watch((run.run_id.bytes for run in live if run.state == "pending"), self._around.clock.now_us())
         for run_id in admission.waiting:
             if found := self._memory.state.waiting(run_id.bytes):
                 self._admissions.block(run_id.bytes, found[1].job_id)

@@ -279,6 +279,7 @@ class Owner:
                 raise
             over, ready = ([run_id.bytes for run_id in each] for each in (admission.over, admission.ready))
             take_in(self._memory, over, live)
+            self._memory.watch((run.run_id.bytes for run in live if run.state == "pending"), self._now_us())
             for run_id in admission.waiting:
                 if found := self._memory.state.waiting(run_id.bytes):
                     self._admissions.block(run_id.bytes, found[1].job_id)
@@ -301,7 +302,7 @@ class Owner:
             told, self._fold_at = self._events[self._fold_at :], len(self._events)
             events = [event_of(each) for each in told]
             self._memory.fold(events, Position(self.fence.epoch, self._fold_at))
-            self._admissions.folded(events)
+            self._admissions.folded(events, self._memory.waits)
             self._ask_to_admit(())
             self._wake.set()
 

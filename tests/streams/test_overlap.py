@@ -15,7 +15,7 @@ import pytest_asyncio
 from ledger.connection import Pool
 from ledger.fence import api_transaction
 from ledger.leases import Beat, HeldLease, LeasedRun, extend_leases, release_runs
-from tests.streams.commands import create, job_on, trigger
+from tests.streams.commands import create, job_on, pause, resume, trigger
 from tests.streams.ledger_dump import fetch
 from tests.streams.simulated_owner import PARTITION, Simulation, simulating
 
@@ -121,6 +121,39 @@ async def test_a_replaced_run_is_fenced_before_the_next_one_starts(simulation: S
     assert lease.scheduled_for == START + 2 * MINUTE
     ends = await simulation.events(job_id, "run_cancelled")
     assert [(end.scheduled_for, end.reason) for end in ends] == [(START + MINUTE, "replaced")]
+
+
+async def test_a_run_that_waits_for_another_starts_after_it_though_its_job_was_paused_and_resumed_meanwhile(
+    simulation: Simulation,
+) -> None:
+    """The owner knew of the resumption at once; the event of the pause comes by the feed, and is older."""
+    job_id = await every(simulation, 60, "replace")
+    await simulation.run_until(START + MINUTE)
+    old = await lease_next(simulation, job_id, visibility_s=90)
+    await simulation.run_until(START + 2 * MINUTE + SECOND)
+    [new_id, _] = await simulation.run_ids(job_id)
+    await simulation.apply(pause(job_id))
+    await simulation.apply(resume(job_id))
+    await simulation.work()
+    await simulation.feed()
+    assert new_id not in simulation.hinted
+    assert not await simulation.complete(old)
+    await simulation.feed()
+    assert new_id in simulation.hinted
+
+
+async def test_a_run_that_was_asked_for_before_it_is_due_by_the_ledger_s_clock_is_asked_for_again(
+    simulation: Simulation,
+) -> None:
+    """The ledger's clock went back with a failover, and the owner has not noticed yet."""
+    job_id = await every(simulation, 60, "skip")
+    await simulation.run_until(START + MINUTE - SECOND)
+    [run_id] = await simulation.run_ids(job_id)
+    simulation.owner.tick(simulation.clock.now_us() + 2_000_000)
+    await simulation.owner._admit()
+    await simulation.run_until(START + MINUTE + SECOND)
+    await simulation.sweep()
+    assert run_id in simulation.hinted
 
 
 async def test_replacing_faster_than_the_runs_take_never_finishes_and_shows_it(simulation: Simulation) -> None:
