@@ -29,7 +29,8 @@ class Admission(NamedTuple):
 
 # All runs of the jobs of those asked for, but for a backfill's long line: who waits in turn hinders nobody. After it,
 # the later statements of the transaction see what every lease and every end of one has made of these runs, and nothing
-# changes them until the transaction ends.
+# changes them until the transaction ends. They see runs, too, that were committed while it waited: such a one may be
+# leased at this moment, so what is not locked is judged next time.
 LOCK_SIBLINGS = """
 SELECT r.run_id FROM runs r
 WHERE r.partition = %(partition)s AND r.job_id = ANY (ARRAY(
@@ -60,7 +61,7 @@ WITH asked AS ({_ASKED}), blocked AS (
         SELECT s.run_id FROM runs s WHERE {_IS_BEFORE}
         ORDER BY s.state = 'leased' DESC, s.lease_token > 0 DESC, s.due_at, s.scheduled_for, s.run_id LIMIT 1
     ) AS active
-    WHERE r.overlap = 1 AND r.lease_token = 0
+    WHERE r.overlap = 1 AND r.lease_token = 0 AND r.run_id = ANY (%(locked)b::uuid[])
 ), skipped AS (
     DELETE FROM runs r USING blocked b WHERE r.run_id = b.run_id
     RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,
@@ -75,7 +76,7 @@ REPLACE_OVERLAPPED = f"""
 WITH asked AS ({_ASKED}), doomed AS (
     SELECT DISTINCT s.run_id, s.state, 'replaced'::text AS reason
     FROM asked r, runs s
-    WHERE r.overlap = 2 AND r.lease_token = 0 AND {_IS_BEFORE}
+    WHERE r.overlap = 2 AND r.lease_token = 0 AND {_IS_BEFORE} AND s.run_id = ANY (%(locked)b::uuid[])
 ), {CANCEL_DOOMED}
 SELECT run_id FROM gone
 """
@@ -109,7 +110,8 @@ async def admit_runs(tx: OwnerTransaction, run_ids: Sequence[UUID], *, now: date
     neither skipped, nor does it replace any, nor is it active before it has started.
     """
     asked = {"run_ids": sorted(run_ids), "partition": tx.fence.partition, "now": now}
-    await tx.conn.execute(LOCK_SIBLINGS, asked)
+    siblings = await (await tx.conn.execute(LOCK_SIBLINGS, asked)).fetchall()
+    asked["locked"] = [row[0] for row in siblings]
     await tx.conn.execute(SKIP_OVERLAPPING, asked)
     await tx.conn.execute(REPLACE_OVERLAPPED, asked)
     left: dict[UUID, bool] = dict(await (await tx.conn.execute(READY_OR_WAITING, asked)).fetchall())

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from uuid import UUID
 
 import pytest
 
 from ledger.admissions import Admission
 from ledger.completions import Completion, Failure
+from ledger.connection import session
+from ledger.fence import api_transaction
 from ledger.jobs import Policies
-from ledger.leases import Beat, HeldLease
-from tests.ledger.owned_partition import NOW, OwnedPartition, ids, later, names
+from ledger.leases import Beat, HeldLease, lease_runs
+from tests.ledger.owned_partition import NOW, OwnedPartition, ids, later, names, until_someone_waits_for_a_lock
 
 SKIP, REPLACE = Policies(overlap=1), Policies(overlap=2)
 
@@ -103,6 +106,25 @@ async def test_a_replaced_run_can_not_be_completed_and_the_new_one_starts_after_
     assert await owned.complete(Completion(old.run_id, old.lease_token), now=later(2)) == []
     assert await reason_of(owned, old.run_id) == ("run_cancelled", "replaced")
     assert ids(await owned.lease(new, now=later(2))) == {new}
+
+
+async def test_a_run_that_is_made_and_leased_while_another_is_admitted_is_not_taken_from_its_worker(
+    owned: OwnedPartition,
+) -> None:
+    """It was due before that one, but the admission had locked the job's runs when it came."""
+    job = await owned.job_with_run(due_at=later(1), policies=REPLACE)
+    assert job.run_id
+    async with session(owned.pool) as witness, api_transaction(owned.pool, [job.run_id]) as lease:
+        async with session(owned.pool) as conn, conn.transaction():
+            await conn.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (job.run_id,))
+            admission = asyncio.create_task(owned.admit(job.run_id, now=later(1)))
+            await until_someone_waits_for_a_lock(witness)
+            manual = await owned.trigger(job.job_id)
+            assert ids(await lease_runs(lease, [owned.ask(manual)], now=later(1))) == {manual}
+        assert (await admission).waiting == [job.run_id]
+    assert await owned.state_of(manual) == "leased"
+    assert names(await owned.events_of(manual)) == ["run_scheduled", "run_leased"]
+    assert await owned.slots() == {job.job_id: manual}
 
 
 async def test_asking_again_tells_nothing_again(owned: OwnedPartition) -> None:

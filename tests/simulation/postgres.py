@@ -99,7 +99,12 @@ class Transaction:
         return list(rows.values())
 
     def put(self, table: str, key: Any, row: Any) -> None:
-        """row: None deletes."""
+        """row: None deletes. Whoever writes a row has it locked, here as in Postgres."""
+        assert (table, key) in self.locks, f"{table} {key} is written and not locked"
+        self.place(table, key, row)
+
+    def place(self, table: str, key: Any, row: Any) -> None:
+        """The same for rows that nobody else can reach."""
         self.writes.setdefault(table, {})[key] = row
 
     def lock(self, table: str, key: Any) -> Generator[int, Any, Any]:

@@ -41,9 +41,11 @@ def lock_siblings(tx: Transaction, params: Any) -> Statement:
     asked = (tx.get("runs", run_id) for run_id in params["run_ids"])
     jobs = {run.job_id for run in asked if run is not None and run.overlap != 0}
     siblings = [run.run_id for run in tx.all("runs") if run.job_id in jobs]
+    locked: Rows = []
     for run_id in sorted(siblings, key=lambda run_id: run_id.int):
-        yield from tx.lock("runs", run_id)
-    return []
+        if (yield from tx.lock("runs", run_id)) is not None:
+            locked.append((run_id,))
+    return locked
 
 
 @models(SKIP_OVERLAPPING)
@@ -51,7 +53,8 @@ def skip_overlapping(tx: Transaction, params: Any) -> Rows:
     skipped: Rows = []
     blocked = [
         (run, before) for run in _asked(tx, params)
-        if run.overlap == 1 and run.lease_token == 0 and (before := _before(tx, run, params["now"]))
+        if run.overlap == 1 and run.lease_token == 0 and run.run_id in params["locked"]
+        and (before := _before(tx, run, params["now"]))
     ]  # fmt: skip
     for run, before in blocked:
         active = min(before, key=lambda other: (other.state != "leased", other.lease_token == 0, _place(other)))
@@ -65,7 +68,7 @@ def replace_overlapped(tx: Transaction, params: Any) -> Rows:
     doomed = {
         other.run_id: other
         for run in _asked(tx, params) if run.overlap == 2 and run.lease_token == 0
-        for other in _before(tx, run, params["now"])
+        for other in _before(tx, run, params["now"]) if other.run_id in params["locked"]
     }  # fmt: skip
     for run in doomed.values():
         cancel(tx, run, params["now"], "replaced")

@@ -36,8 +36,8 @@ def _may_be_leased(tx: Transaction, run: Run | None, epoch: int, gated: bool) ->
 
 
 def _lease(tx: Transaction, run: Run, ask: Ask) -> Run:
-    """`_TAKE`, its event, and the note of the call's request."""
-    _, _, worker_id, visibility_s, request_id = ask
+    """`_TAKE` and its event."""
+    _, _, worker_id, visibility_s, _ = ask
     now = tx.statement_now
     run = run.copied()
     run.state, run.version, run.attempt = "leased", run.version + 1, run.attempt + 1
@@ -50,15 +50,27 @@ def _lease(tx: Transaction, run: Run, ask: Ask) -> Run:
         "run_leased", run, tx.now, attempt=run.attempt, lease_token=run.lease_token, scheduled_for=run.scheduled_for,
         due_at=run.due_at, lease_expires_at=run.lease_expires_at, worker_id=worker_id,
     )  # fmt: skip
-    if request_id is not None and tx.keeps("request ids"):
-        known = tx.get("lease_requests", request_id) or LeaseRequest(request_id, [], [])
-        noted = LeaseRequest(request_id, [*known.run_ids, run.run_id], [*known.lease_tokens, run.lease_token])
-        tx.put("lease_requests", request_id, noted)
     return run
+
+
+def _remember(tx: Transaction, request_id: UUID | None, leased: list[Run]) -> Statement:
+    """`_REMEMBER`. All that a statement leases here is of one call."""
+    if request_id is not None and tx.keeps("request ids"):
+        known = (yield from tx.lock("lease_requests", request_id)) or LeaseRequest(request_id, [], [])
+        run_ids = [*known.run_ids, *(run.run_id for run in leased)]
+        tokens = [*known.lease_tokens, *(run.lease_token for run in leased)]
+        tx.put("lease_requests", request_id, LeaseRequest(request_id, run_ids, tokens))
+    return []
 
 
 def _lease_s(run: Run, visibility_s: float) -> float:
     return visibility_s if run.timeout_s is None else min(visibility_s, run.timeout_s)
+
+
+def _answered(tx: Transaction, taken: list[tuple[Run, Ask]]) -> Statement:
+    if taken:
+        yield from _remember(tx, taken[0][1][4], [run for run, _ in taken])
+    return [_answer(run, _lease_s(run, ask[3])) for run, ask in taken]
 
 
 def _answer(run: Run, lease_s: float) -> tuple[Any, ...]:
@@ -70,12 +82,12 @@ def _answer(run: Run, lease_s: float) -> tuple[Any, ...]:
 
 @models(LEASE_RUNS)
 def lease_runs(tx: Transaction, params: Any) -> Statement:
-    leased: Rows = []
+    taken: list[tuple[Run, Ask]] = []
     for ask in [ask for ask in _asks(params) if _may_be_leased(tx, tx.get("runs", ask[0]), ask[1], gated=False)]:
         run = yield from tx.lock("runs", ask[0])
         if _may_be_leased(tx, run, ask[1], gated=False):
-            leased.append(_answer(_lease(tx, run, ask), _lease_s(run, ask[3])))
-    return leased
+            taken.append((_lease(tx, run, ask), ask))
+    return (yield from _answered(tx, taken))
 
 
 @models(LEASE_GATED_RUNS)
@@ -86,11 +98,11 @@ def lease_gated_runs(tx: Transaction, params: Any) -> Statement:
         run = yield from tx.lock("runs", ask[0])
         if _may_be_leased(tx, run, ask[1], gated=True):
             gated.append((run, ask))
-    leased: Rows = []
+    taken: list[tuple[Run, Ask]] = []
     for run, ask in sorted(gated, key=lambda each: (each[0].job_id, each[0].due_at, each[0].scheduled_for)):
         if (yield from _take_slot(tx, run)):
-            leased.append(_answer(_lease(tx, run, ask), _lease_s(run, ask[3])))
-    return leased
+            taken.append((_lease(tx, run, ask), ask))
+    return (yield from _answered(tx, taken))
 
 
 def _take_slot(tx: Transaction, run: Run) -> Generator[int, Any, bool]:

@@ -111,14 +111,14 @@ def write_copy(tx: Transaction, params: Any) -> Statement:
     _drop_rows(tx, partition)
     for table in _OF_A_PARTITION:
         for row in rows[table]:
-            tx.put(table, row.job_id if table == "jobs" else row.run_id, row)
+            tx.place(table, row.job_id if table == "jobs" else row.run_id, row)
     for job_id, run_id in slots:
-        tx.put("job_slots", job_id, run_id)
+        tx.place("job_slots", job_id, run_id)
     for outcome in outcomes:
-        tx.put("applied_commands", outcome.command_id, outcome)
+        tx.place("applied_commands", outcome.command_id, outcome)
     for request in requests:
         if tx.get("lease_requests", request.request_id) is None:
-            tx.put("lease_requests", request.request_id, request)
+            tx.place("lease_requests", request.request_id, request)
     return []
 
 
@@ -150,11 +150,11 @@ def _drop_rows(tx: Transaction, partition: int) -> None:
     jobs = {job.job_id for job in tx.all("jobs") if job.partition == partition}
     for job_id in tx.shard.tables["job_slots"]:
         if job_id in jobs:
-            tx.put("job_slots", job_id, None)
+            tx.place("job_slots", job_id, None)
     for table in _OF_A_PARTITION:
         for row in tx.all(table):
             if row.partition == partition:
-                tx.put(table, row.job_id if table == "jobs" else row.run_id, None)
+                tx.place(table, row.job_id if table == "jobs" else row.run_id, None)
 
 
 @models(CLEAR_COPY)

@@ -87,7 +87,7 @@ def take_back(
             if what == "cancelled":
                 told["reason"] = run.cancel_reason or "deleted"
             else:
-                tx.put("dead_runs", run.run_id, _grave(run, end.reason))
+                tx.place("dead_runs", run.run_id, _grave(run, end.reason))
             tx.tell(f"run_{what}", run, now, version=run.version + 1, **told)
             continue
         back = run.copied()
