@@ -24,5 +24,6 @@ MUTANTS: dict[str, str] = {
     "publish first": "events are deleted from the outbox before the broker has them",
     "move lock": "a move copies while writers are still at it",
     "move epoch": "a move leaves the source open under its epoch",
+    "prepared place": "a second mover of a move prepares the target anew, though the first has copied to it",
     "copy fence": "a mover that was frozen writes its copy over what has come since",
 }

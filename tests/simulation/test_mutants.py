@@ -19,6 +19,7 @@ AIMED: dict[str, tuple[str, ...]] = {
     "request ids": ("lose_packets",),
     "move lock": ("move", "freeze_amid", "slow_shard"),
     "move epoch": ("move", "slow_shard"),
+    "prepared place": ("move",),
     "copy fence": ("move",),
 }
 

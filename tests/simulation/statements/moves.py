@@ -54,11 +54,13 @@ def begin_move(tx: Transaction, params: Any) -> Statement:
 
 @models(PREPARE_TARGET)
 def prepare_target(tx: Transaction, params: Any) -> Statement:
+    """A place of this very move stays as it is: another one at it may have copied to it, and be about to decide."""
     partition, number = params
     found: Partition | None = yield from tx.lock("partitions", partition)
     if found is not None and (found.moved is None or found.moved > number):
         raise EpochLost(partition)
-    tx.put("partitions", partition, Partition(partition, moved=number))
+    if found is None or found.moved != number or not tx.keeps("prepared place"):
+        tx.put("partitions", partition, Partition(partition, moved=number))
     return []
 
 
