@@ -9,6 +9,7 @@ from uuid import UUID
 
 from ledger.fence import FencedTransaction, hold_job_states
 from ledger.outbox import emit
+from ledger.run_locks import lock_runs
 from ledger.runs import RUN_COLUMNS, PendingRun, make_run
 from schemas.events import SPREAD
 from schemas.zones import TZDATA_VERSION
@@ -96,6 +97,9 @@ async def advance_jobs(
     """
     advances = sorted(advances, key=lambda advance: advance.job_id)
     await hold_job_states(tx.conn, [advance.run_id for advance in advances if advance.run_id])
+    skipped = [advance.skipped_run_id for advance in advances if advance.skipped_run_id]
+    if len(skipped) > 1:
+        await lock_runs(tx, run_ids=skipped)
     columns = {field: [getattr(each, field) for each in advances] for field in Advance._fields}
     cursor = await tx.conn.execute(ADVANCE_JOBS, {**columns, "tzdata": TZDATA_VERSION, "now": now})
     return [PendingRun(*row) for row in await cursor.fetchall()]

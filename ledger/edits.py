@@ -15,7 +15,8 @@ from uuid import UUID
 from ledger.fence import OwnerTransaction, change_job_states
 from ledger.jobs import POLICY_ARRAYS, POLICY_COLUMNS, Policies, policy_parameters
 from ledger.outbox import emit
-from ledger.overlap_changes import follow_overlap, lock_runs
+from ledger.overlap_changes import follow_overlap
+from ledger.run_locks import lock_runs
 from ledger.runs import RUN_COLUMNS, PendingRun, make_run
 from schemas.zones import TZDATA_VERSION
 
@@ -102,21 +103,19 @@ SELECT {RUN_COLUMNS} FROM waiting WHERE state = 'pending'
 async def update_jobs(
     tx: OwnerTransaction,
     edits: Sequence[Edit],
-    doomed: Sequence[UUID] = (),
     *,
     reason: str = "edited",
     now: datetime | None = None,
 ) -> list[PendingRun]:
     """Give jobs (distinct ones) other definitions; returns the runs that wait from now on in place of the old ones.
 
-    doomed: runs that the caller drops next; they are locked with the others, so that all are in the order of their ids.
     reason: why their runs are replaced. Runs that wait under another overlap from now on are returned, too. The version
     of each job grows by one. A paused job stays paused and its new run is held; a deleted one is left.
     """
     await change_job_states(tx)
     job_ids = [edit.job_id for edit in edits]
     pending = [run_id for edit in edits for run_id in (edit.replaced_run_id, edit.run_id) if run_id]
-    await lock_runs(tx, job_ids, [edit.policies.overlap for edit in edits], [*pending, *doomed])
+    await lock_runs(tx, [(edit.job_id, edit.policies.overlap) for edit in edits], pending)
     names = [field for field in Edit._fields if field != "policies"]
     columns = {field: [getattr(edit, field) for edit in edits] for field in names}
     columns |= policy_parameters([edit.policies for edit in edits])

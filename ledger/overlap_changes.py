@@ -13,25 +13,6 @@ from ledger.fence import OwnerTransaction
 from ledger.outbox import emit
 from ledger.runs import RUN_COLUMNS, PendingRun
 
-# Each lease of these runs that is under way is committed before this returns, or finds their overlap changed.
-LOCK_RUNS = """
-SELECT r.run_id FROM runs r
-WHERE r.run_id = ANY (ARRAY(
-    SELECT s.run_id FROM unnest(%(job_ids)b::uuid[], %(overlaps)b::smallint[]) AS a (job_id, overlap), jobs j, runs s
-    WHERE j.job_id = a.job_id AND j.overlap <> a.overlap AND s.partition = j.partition AND s.job_id = j.job_id
-    UNION ALL SELECT unnest(%(run_ids)b::uuid[])))
-ORDER BY r.run_id FOR UPDATE
-"""
-
-
-async def lock_runs(
-    tx: OwnerTransaction, job_ids: Sequence[UUID], overlaps: Sequence[int], run_ids: Sequence[UUID]
-) -> None:
-    """Lock what an edit is about to change: run_ids, and all runs of those jobs whose overlap will be another."""
-    asked = {"job_ids": list(job_ids), "overlaps": list(overlaps), "run_ids": list(run_ids)}
-    await tx.conn.execute(LOCK_RUNS, asked)
-
-
 # A run that goes in turn goes on to do so. What had come when the job still allowed overlap is kept, so it does so too.
 _FOLLOWED = """
     CASE WHEN j.overlap = 0 THEN 0 WHEN r.overlap = 3 THEN 3

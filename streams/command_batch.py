@@ -11,9 +11,10 @@ from typing import Any
 from uuid import UUID
 
 from ledger.commands import record_outcomes
-from ledger.fence import OwnerTransaction
+from ledger.fence import OwnerTransaction, change_job_states
 from ledger.job_retention import keep_jobs
-from ledger.jobs import read_jobs
+from ledger.jobs import policies_of, read_jobs
+from ledger.run_locks import lock_runs
 from schemas.commands import (
     BackfillJob,
     CancelRun,
@@ -26,6 +27,7 @@ from schemas.commands import (
     TriggerJob,
     UpdateJob,
 )
+from schemas.ids import partition_of_run
 from streams import job_commands, run_commands
 from streams.effects import Effects, Jobs
 
@@ -49,9 +51,7 @@ async def apply_commands(tx: OwnerTransaction, commands: Sequence[Command]) -> E
     commands: with distinct ids, none of them applied before. Raises EpochLost, LedgerUnavailable.
     """
     effects = Effects()
-    # Creations do without: one that finds its job in the moment in which it is forgotten has come just before that.
-    if any(type(command) is not CreateJob for command in commands):
-        await keep_jobs(tx)
+    await _lock(tx, commands)
     for wave in waves(commands):
         jobs = await read_jobs(tx.conn, [command.job_id for command in wave])
         for kind, apply in APPLIERS.items():
@@ -60,6 +60,27 @@ async def apply_commands(tx: OwnerTransaction, commands: Sequence[Command]) -> E
     if effects.outcomes:
         await record_outcomes(tx, effects.outcomes)
     return effects
+
+
+async def _lock(tx: OwnerTransaction, commands: Sequence[Command]) -> None:
+    """All that the batch may change, before it changes anything: wave by wave it would be in no order.
+
+    A job that is named is not forgotten from here on. Creations do without: one that finds its job in the moment in
+    which it is forgotten has come just before that.
+    """
+    changes = [
+        (command.job_id, policies_of(command.spec).overlap if isinstance(command, UpdateJob) else None)
+        for command in commands
+        if isinstance(command, UpdateJob | PauseJob | ResumeJob | DeleteJob)
+    ]
+    cancelled = [command.run_id for command in commands if isinstance(command, CancelRun)]
+    if changes:
+        await change_job_states(tx)
+    elif any(type(command) is not CreateJob for command in commands):
+        await keep_jobs(tx)
+    if changes or cancelled:
+        own = [run_id for run_id in cancelled if partition_of_run(run_id) == tx.fence.partition]
+        await lock_runs(tx, changes, own)
 
 
 def waves(commands: Iterable[Command]) -> list[list[Command]]:

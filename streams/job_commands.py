@@ -108,7 +108,7 @@ async def update(tx: OwnerTransaction, commands: Sequence[UpdateJob], jobs: Jobs
             edits.append(edit)
             effects.done([command])
     dropped = await _of_old_schedules(tx, edits, jobs)
-    runs = await update_jobs(tx, edits, dropped, now=tx.now) if edits else []
+    runs = await update_jobs(tx, edits, now=tx.now) if edits else []
     if dropped:
         await drop_unstarted(tx, dropped, now=tx.now)
     effects.events += [_job_updated(jobs[edit.job_id], edit) for edit in edits]

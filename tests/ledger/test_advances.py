@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from typing import Any
+from uuid import UUID, uuid4
 
 from ledger.advances import Advance, advance_jobs
 from ledger.completions import Failure
@@ -14,7 +16,7 @@ from ledger.partitions import forget_takeovers, list_takeovers
 from ledger.runs import PendingRun
 from schemas.ids import run_id_for
 from schemas.zones import TZDATA_VERSION
-from tests.ledger.owned_partition import NOW, OwnedPartition, later, names
+from tests.ledger.owned_partition import NOW, OwnedPartition, later, names, until_someone_waits_for_a_lock
 
 
 async def advance(owned: OwnedPartition, *advances: Advance) -> list[PendingRun]:
@@ -35,6 +37,11 @@ def caught_up(owned: OwnedPartition, job: NewJob, **changes: Any) -> Advance:
     }
     run_id = run_id_for(job.job_id, fire, owned.fence.partition)
     return Advance(job.job_id, 1, fired_at, fire, run_id, fire, **skip, **between)._replace(**changes)
+
+
+def of_job(owned: OwnedPartition, job_id: UUID, at: datetime) -> NewJob:
+    """A job of that id, whose first occurrence is at that instant."""
+    return owned.new_job(at, job_id=job_id, run_id=run_id_for(job_id, at, owned.fence.partition))
 
 
 async def test_a_superseded_run_and_a_range_are_skipped_with_their_reasons(owned: OwnedPartition) -> None:
@@ -70,6 +77,19 @@ async def test_a_run_that_was_leased_is_not_skipped_any_more(owned: OwnedPartiti
     await owned.fail(Failure(retried.run_id, runs[retried.run_id].lease_token, "boom"))
     assert len(await advance(owned, caught_up(owned, leased), caught_up(owned, retried))) == 2
     assert [await owned.state_of(run_id) for run_id in (leased.run_id, retried.run_id)] == ["leased", "pending"]
+
+
+async def test_superseded_runs_are_locked_in_the_order_of_all_others(owned: OwnedPartition) -> None:
+    """The cursors are moved in the order of the jobs, and whoever leases both runs takes the earlier one first."""
+    early_id, late_id = sorted([uuid4(), uuid4()], reverse=True)
+    early, late = (of_job(owned, job_id, at) for job_id, at in ((early_id, later(-1)), (late_id, NOW)))
+    await owned.create(early, late)
+    async with session(owned.pool) as witness, session(owned.pool) as conn, conn.transaction():
+        await conn.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (early.run_id,))
+        deciding = asyncio.create_task(advance(owned, caught_up(owned, late), caught_up(owned, early)))
+        await until_someone_waits_for_a_lock(witness)
+        await conn.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (late.run_id,))
+    assert len(await deciding) == 2
 
 
 async def test_of_two_owners_decisions_about_an_occurrence_one_is_written(owned: OwnedPartition) -> None:

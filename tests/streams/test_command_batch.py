@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -10,8 +11,9 @@ import pytest
 import pytest_asyncio
 
 from ledger.commands import read_outcomes
+from ledger.completions import Failure, fail_runs
 from ledger.connection import Pool, session
-from ledger.fence import Fence, api_transaction, owner_transaction, take_over
+from ledger.fence import Fence, api_transaction, hold_job_states, owner_transaction, take_over
 from ledger.jobs import Job, read_jobs
 from ledger.leases import LeaseAsk, lease_runs
 from schemas.commands import COMMANDS, CancelRun, Command
@@ -19,8 +21,9 @@ from schemas.ids import new_id, partition_of_job, run_id_for
 from streams.command_batch import APPLIERS, apply_commands, waves
 from streams.effects import Effects
 from streams.run_commands import triggered_run_id
+from tests.ledger.owned_partition import until_someone_waits_for_a_lock
 from tests.ledger_fixtures import PARTITIONS
-from tests.streams.commands import create, delete, job_on, pause, resume, trigger
+from tests.streams.commands import cancel, create, delete, job_on, pause, resume, trigger
 from tests.streams.ledger_dump import fetch
 
 PARTITION = 5
@@ -273,6 +276,23 @@ async def test_commands_of_one_job_in_one_batch_take_effect_in_order(partition: 
     assert (await partition.job(job_id)).version == 4
     outcomes = [await partition.outcome(command) for command in commands]
     assert outcomes == ["job_unknown", *["applied"] * 5, "unchanged"]
+
+
+async def test_a_batch_and_a_failing_attempt_do_not_wait_for_each_other(partition: Partition, job_id: UUID) -> None:
+    """The batch cancels the run and then pauses its job: the attempt's end takes both locks, too."""
+    await partition.apply(create(job_id, {"runAt": "2026-01-01T00:00:00Z"}))
+    [run_id] = await fetch(partition.pool, "SELECT run_id FROM runs")
+    async with api_transaction(partition.pool, [run_id]) as conn:
+        [lease] = await lease_runs(conn, [LeaseAsk(run_id, partition.fence.epoch, "worker", 30)])
+    async with session(partition.pool) as witness, api_transaction(partition.pool, [run_id]) as conn:
+        await hold_job_states(conn, [run_id])
+        batch = asyncio.create_task(partition.apply(cancel(job_id, run_id), pause(job_id)))
+        await until_someone_waits_for_a_lock(witness)
+        failure = Failure(run_id, lease.lease_token, "broken", permanent=True)
+        [ended] = await fail_runs(conn, [failure])
+    assert ended.outcome == "dead"
+    assert [error.code for error in (await batch).rejected.values()] == ["run_unknown"]
+    assert (await partition.job(job_id)).state == "paused"
 
 
 async def test_commands_for_what_is_not_there_are_rejected(partition: Partition, job_id: UUID) -> None:

@@ -14,11 +14,12 @@ import pytest
 import pytest_asyncio
 
 from ledger.completions import Failure, fail_runs
-from ledger.connection import Pool
+from ledger.connection import Pool, session
 from ledger.fence import api_transaction
 from ledger.leases import LeaseAsk, lease_runs
 from schemas.commands import Command
 from schemas.ids import new_id
+from tests.ledger.owned_partition import until_someone_waits_for_a_lock
 from tests.streams.commands import backfill, cancel, create, job_on, pause, replay, resume, trigger, update
 from tests.streams.ledger_dump import fetch
 from tests.streams.simulated_owner import PARTITION, Simulation, simulating
@@ -95,6 +96,23 @@ async def test_a_run_that_is_due_and_that_nobody_has_leased_goes_with_its_schedu
     assert await simulation.runs(job_id) == [manual.issued_at, NINE + HOUR / 2]
     ends = await simulation.events(job_id, "run_cancelled")
     assert [(end.scheduled_for, end.reason) for end in ends] == [(NINE + HOUR, "edited"), (NINE, "edited")]
+
+
+async def test_two_edits_of_a_job_in_one_batch_take_their_locks_in_the_order_of_all_others(
+    simulation: Simulation,
+) -> None:
+    """The first edit changes the pending run, and only the second one what is due: who leases takes that one first."""
+    [job_id] = await hourly(simulation)
+    await simulation.run_until(NINE + SECOND)
+    due, pending = await simulation.run_ids(job_id)
+    edits = [update(job_id, {"cron": "0 * * * *"}, lane="high"), update(job_id, {"cron": "30 * * * *"})]
+    async with session(simulation.pool) as witness, session(simulation.pool) as conn, conn.transaction():
+        await conn.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (due,))
+        batch = asyncio.create_task(simulation.apply(*edits))
+        await until_someone_waits_for_a_lock(witness)
+        await conn.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (pending,))
+    assert not (await batch).rejected
+    assert await simulation.runs(job_id) == [NINE + HOUR / 2]
 
 
 async def test_an_edit_of_what_is_not_the_schedule_keeps_the_pending_occurrence(simulation: Simulation) -> None:

@@ -16,7 +16,8 @@ from ledger.cancellations import CANCEL_RUNS, OWNERS_OF_RUNS
 from ledger.edits import UPDATE_JOBS
 from ledger.jobs import CREATE_JOBS, DELETE_JOBS, PAUSE_JOBS, READ_JOBS, RESUME_JOBS
 from ledger.jobs import Job as JobRow
-from ledger.overlap_changes import FOLLOW_OVERLAP, LOCK_RUNS
+from ledger.overlap_changes import FOLLOW_OVERLAP
+from ledger.run_locks import LOCK_RUNS
 from ledger.runs import TRIGGER_JOBS
 from ledger.unstarted_runs import DROP_UNSTARTED, READ_UNSTARTED
 from tests.simulation.postgres import Rows, Transaction, models
@@ -212,8 +213,11 @@ def advance_jobs(tx: Transaction, params: Any) -> Statement:
 
 @models(LOCK_RUNS)
 def lock_runs(tx: Transaction, params: Any) -> Statement:
-    for run_id in sorted(params["run_ids"], key=lambda run_id: run_id.int):
-        yield from tx.lock("runs", run_id)
+    """No job here changes its overlap, and none of its runs goes in turn."""
+    of_jobs = {run.run_id for job_id in params["job_ids"] for run in runs_of(tx, job_id) if run.state != "leased"}
+    for run_id in sorted(of_jobs.union(params["run_ids"]), key=lambda run_id: run_id.int):
+        if tx.get("runs", run_id) is not None:
+            yield from tx.lock("runs", run_id)
     return []
 
 
