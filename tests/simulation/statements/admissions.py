@@ -98,7 +98,7 @@ def skip_late(tx: Transaction, params: Any) -> Statement:
             continue
         run = yield from tx.lock("runs", run_id)
         if _is_late(run, params["now"]):
-            drop_run(tx, run, "run_skipped", params["now"], "start deadline")
+            drop_run(tx, run, "run_skipped", params["now"], "start deadline", due_at=run.due_at)
             skipped.append((run_id,))
     return skipped
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeGuard
 from uuid import UUID
 
 from ledger.advances import ADVANCE_JOBS, Advance
 from ledger.cancellations import CANCEL_RUNS, OWNERS_OF_RUNS
 from ledger.edits import UPDATE_JOBS
-from ledger.jobs import CREATE_JOBS, DELETE_JOBS, PAUSE_JOBS, READ_JOBS, RESUME_JOBS
+from ledger.jobs import CREATE_JOBS, DELETE_JOBS, PAUSE_JOBS, READ_JOBS, RESUME_JOBS, Policies
 from ledger.jobs import Job as JobRow
 from ledger.overlap_changes import FOLLOW_OVERLAP
 from ledger.run_locks import LOCK_RUNS
@@ -43,26 +43,31 @@ def make_run(
     """`make_run()` with ON CONFLICT DO NOTHING: None when there is one of that id."""
     if (yield from tx.find_place("runs", run_id)) is not None:
         return None
-    start_by = due_at + timedelta(seconds=job.start_deadline_s) if job.start_deadline_s is not None else None
     version = 1 if job.edited_at is None else 2 * job.version - 1
+    start_by = more.pop("start_by", _start_by(job, due_at))
     run = Run(
         run_id, job.job_id, job.partition, job.tenant, job.queue, job.lane, job.max_attempts, scheduled_for, due_at,
-        job.payload, more.pop("overlap", job.overlap), job.timeout_s, more.pop("start_by", start_by), version, **more,
+        job.payload, more.pop("overlap", job.overlap), job.timeout_s, start_by, version, **more,
     )  # fmt: skip
     tx.put("runs", run_id, run)
     return run
 
 
+def _start_by(job: Job, due_at: datetime) -> datetime | None:
+    return None if job.start_deadline_s is None else due_at + timedelta(seconds=job.start_deadline_s)
+
+
 def tell_waiting(tx: Transaction, run: Run, at: datetime, reason: str | None = None) -> None:
     tx.tell(
         "run_scheduled" if run.state == "pending" else "run_held", run, at, attempt=run.attempt,
-        scheduled_for=run.scheduled_for, due_at=run.due_at, gated=run.overlap != 0, reason=reason,
+        scheduled_for=run.scheduled_for, due_at=run.due_at, gated=run.overlap != 0 and run.state == "pending",
+        reason=reason,
     )  # fmt: skip
 
 
-def drop_run(tx: Transaction, run: Run, event: str, at: datetime, reason: str | None) -> None:
+def drop_run(tx: Transaction, run: Run, event: str, at: datetime, reason: str | None, **more: Any) -> None:
     tx.put("runs", run.run_id, None)
-    more = {"attempt": run.attempt, "scheduled_for": run.scheduled_for, "reason": reason}
+    more |= {"attempt": run.attempt, "scheduled_for": run.scheduled_for, "reason": reason}
     tx.tell(event, run, at, version=run.version + 1, **more)
 
 
@@ -230,57 +235,52 @@ def follow_overlap(tx: Transaction, params: Any) -> Rows:
     return []
 
 
+_DEFINED = ("queue", "lane", "definition", "payload", "max_attempts", "next_fire_at", *Policies._fields)
+_KEPT_TOO = ("queue", "lane", "payload", "max_attempts", "overlap", "timeout_s")
+
+
 @models(UPDATE_JOBS)
 def update_jobs(tx: Transaction, params: Any) -> Statement:
     waiting: list[Run] = []
     now, reason = params["now"], params["reason"]
-    for each in of_each(
-        params, "job_id", "queue", "lane", "definition", "payload", "max_attempts", "next_fire_at", "replaced_run_id",
-        "run_id", "due_at",
-    ):  # fmt: skip
-        job_id, queue, lane, definition, payload, max_attempts, next_fire_at, replaced_run_id, run_id, due_at = each
+    for job_id, replaced_run_id, run_id, due_at, *defined in of_each(
+        params, "job_id", "replaced_run_id", "run_id", "due_at", *_DEFINED
+    ):
         job = yield from tx.lock("jobs", job_id)
         if job is None or job.state == "deleted":
             continue
         job = job.copied()
-        job.queue, job.lane, job.definition, job.payload, job.max_attempts = (
-            queue,
-            lane,
-            definition,
-            payload,
-            max_attempts,
-        )
-        job.next_fire_at, job.version, job.edited_at = next_fire_at, job.version + 1, now
+        for name, value in zip(_DEFINED, defined, strict=True):
+            setattr(job, name, value)
+        job.version, job.edited_at = job.version + 1, now
         tx.put("jobs", job_id, job)
         tell_job(tx, "job_updated", job, now)
         if replaced_run_id is not None and replaced_run_id != run_id:
             run = yield from tx.lock("runs", replaced_run_id)
-            if run is not None and run.state != "leased" and run.lease_token == 0:
+            if _is_unstarted(run):
                 drop_run(tx, run, "run_cancelled", now, reason)
         if run_id is None:
             continue
-        if run_id == replaced_run_id:
-            run = yield from tx.lock("runs", run_id)
-            if run is not None and run.state != "leased" and run.lease_token == 0:
-                run = run.copied()
-                run.queue, run.lane, run.payload, run.max_attempts, run.due_at = (
-                    queue,
-                    lane,
-                    payload,
-                    max_attempts,
-                    due_at,
-                )
-                run.version += 1
-                tx.put("runs", run_id, run)
-                waiting.append(run)
-        else:
+        kept = yield from tx.lock("runs", run_id)
+        if _is_unstarted(kept):
+            kept = kept.copied()
+            for name in _KEPT_TOO:
+                setattr(kept, name, getattr(job, name))
+            kept.due_at, kept.start_by, kept.version = due_at, _start_by(job, due_at), kept.version + 1
+            tx.put("runs", run_id, kept)
+            waiting.append(kept)
+        elif run_id != replaced_run_id:
             state = "held" if job.state == "paused" else "pending"
-            run = yield from make_run(tx, job, run_id, next_fire_at, due_at, state=state)
+            run = yield from make_run(tx, job, run_id, job.next_fire_at, due_at, state=state)
             if run is not None:
                 waiting.append(run)
     for run in waiting:
         tell_waiting(tx, run, now, reason)
     return [pending(run) for run in waiting if run.state == "pending"]
+
+
+def _is_unstarted(run: Run | None) -> TypeGuard[Run]:
+    return run is not None and run.state != "leased" and run.lease_token == 0
 
 
 @models(READ_UNSTARTED)
@@ -290,7 +290,7 @@ def read_unstarted(tx: Transaction, params: Any) -> Rows:
         (run.run_id, run.job_id, run.scheduled_for)
         for job_id in job_ids
         for run in runs_of(tx, job_id)
-        if run.state != "leased" and run.lease_token == 0
+        if _is_unstarted(run)
     ]
 
 
@@ -299,7 +299,7 @@ def drop_unstarted(tx: Transaction, params: Any) -> Statement:
     dropped: Rows = []
     for run_id in params["run_ids"]:
         run = yield from tx.lock("runs", run_id)
-        if run is not None and run.state != "leased" and run.lease_token == 0:
+        if _is_unstarted(run):
             drop_run(tx, run, "run_cancelled", params["now"], "edited")
             dropped.append((run_id,))
     return dropped
@@ -328,7 +328,8 @@ def cancel(tx: Transaction, run: Run, at: datetime, reason: str) -> None:
         tx.put("runs", run.run_id, run)
         tx.tell(
             "run_cancel_requested", run, at, attempt=run.attempt, lease_token=run.lease_token, due_at=run.due_at,
-            scheduled_for=run.scheduled_for, lease_expires_at=run.lease_expires_at, reason=reason,
+            scheduled_for=run.scheduled_for, lease_expires_at=run.lease_expires_at, worker_id=run.worker_id,
+            reason=reason,
         )  # fmt: skip
 
 

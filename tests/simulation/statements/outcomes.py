@@ -95,7 +95,9 @@ def take_back(
         back.due_at, back.lease_expires_at, back.worker_id, back.attempt_ends_at = end.due_at, None, None, None
         back.start_by = run.start_by if end.attempt < run.attempt and end.due_at == run.due_at else None
         tx.put("runs", run.run_id, back)
-        tx.tell(f"run_{what}", back, now, due_at=end.due_at, gated=run.overlap != 0, **told)
+        if what == "released":
+            del told["worker_id"]
+        tx.tell(f"run_{what}", back, now, due_at=end.due_at, gated=run.overlap != 0 and what != "held", **told)
     return fates
 
 
