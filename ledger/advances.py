@@ -96,8 +96,8 @@ async def advance_jobs(
     A job that was changed or advanced meanwhile is left alone: each occurrence is decided exactly once.
     """
     advances = sorted(advances, key=lambda advance: advance.job_id)
-    await hold_job_states(tx.conn, [advance.run_id for advance in advances if advance.run_id])
     skipped = [advance.skipped_run_id for advance in advances if advance.skipped_run_id]
+    await hold_job_states(tx.conn, [*skipped, *(advance.run_id for advance in advances if advance.run_id)])
     if len(skipped) > 1:
         await lock_runs(tx, run_ids=skipped)
     columns = {field: [getattr(each, field) for each in advances] for field in Advance._fields}

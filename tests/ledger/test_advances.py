@@ -10,9 +10,10 @@ from uuid import UUID, uuid4
 from ledger.advances import Advance, advance_jobs
 from ledger.completions import Failure
 from ledger.connection import session
-from ledger.fence import owner_transaction, take_over
-from ledger.jobs import NewJob, Policies
+from ledger.fence import change_job_states, owner_transaction, take_over
+from ledger.jobs import NewJob, Policies, pause_jobs
 from ledger.partitions import forget_takeovers, list_takeovers
+from ledger.run_locks import lock_runs
 from ledger.runs import PendingRun
 from schemas.ids import run_id_for
 from schemas.zones import TZDATA_VERSION
@@ -90,6 +91,20 @@ async def test_superseded_runs_are_locked_in_the_order_of_all_others(owned: Owne
         await until_someone_waits_for_a_lock(witness)
         await conn.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (late.run_id,))
     assert len(await deciding) == 2
+
+
+async def test_a_job_s_last_decision_waits_for_a_change_of_the_job_as_others_do(owned: OwnedPartition) -> None:
+    """Who changes a job has its runs before the job itself; without the wait it would be the other way round here."""
+    job = await owned.job_with_run()
+    last = caught_up(owned, job, next_fire_at=None, run_id=None, due_at=None)
+    async with owner_transaction(owned.pool, owned.fence) as tx, session(owned.pool) as witness:
+        await change_job_states(tx)
+        await lock_runs(tx, [(job.job_id, None)])
+        deciding = asyncio.create_task(advance(owned, last))
+        await until_someone_waits_for_a_lock(witness)
+        await pause_jobs(tx, [job.job_id], now=NOW)
+    assert await deciding == []
+    assert (await owned.job(job.job_id)).next_fire_at == job.next_fire_at
 
 
 async def test_of_two_owners_decisions_about_an_occurrence_one_is_written(owned: OwnedPartition) -> None:

@@ -112,6 +112,14 @@ class Transaction:
         yield from self.shard.locks.take(self, (table, key), True)
         return self.get(table, key)
 
+    def lock_where(self, table: str, key: Any, is_meant: Callable[[Any], bool]) -> Generator[int, Any, Any]:
+        """Lock a row if it is meant, and return it if it still is then; else it is left alone, and None."""
+        row = self.get(table, key)
+        if row is None or not is_meant(row):
+            return None
+        row = yield from self.lock(table, key)
+        return row if row is not None and is_meant(row) else None
+
     def find_place(self, table: str, key: Any) -> Generator[int, Any, Any]:
         """For an insertion that does nothing on conflict: the row that is there, which stays unlocked, or the place."""
         locks, name = self.shard.locks, (table, key)

@@ -20,6 +20,7 @@ MUTANTS: dict[str, str] = {
     "slot": "a gated run is leased while its job's slot is taken",
     "freed slot": "the end of a lease does not free the slot",
     "job states": "a run comes back to its job beside the job's pause or deletion",
+    "cursor": "a job's cursor is moved from wherever it is by then: its compare-and-set is left out",
     "repeated hints": "a hint that was lost is not sent again",
     "publish first": "events are deleted from the outbox before the broker has them",
     "move lock": "a move copies while writers are still at it",

@@ -101,7 +101,7 @@ class Doings:
             "start_deadline_seconds": random.choice([None, 4.0]),
             "retry_backoff": random.choice(["exponential", "linear", "fixed"]),
         }
-        job = JobSpec(queue=random.choice(["mail", "sms"]), schedule=schedule, max_attempts=3, **{**drawn, **spec})
+        job = JobSpec(queue=random.choice(["mail", "sms"]), max_attempts=3, **{"schedule": schedule, **drawn, **spec})
         return self.command(CreateJob, self.new_job_id(), spec=job)  # type: ignore[return-value]
 
     def edit(self, job: Job, **changes: Any) -> UpdateJob:
@@ -154,32 +154,35 @@ class Doings:
         version = job.version - (self.random.random() < 0.1)
         return Advance(job.job_id, version, fired_at, fire, run_id, fire, *over)
 
-    def _of_runs(self, name: str, work: Callable[..., Awaitable[Any]], runs: list[Run]) -> Act:
-        run_ids, now = [run.run_id for run in runs], self.now
+    def _of_runs(
+        self, name: str, work: Callable[..., Awaitable[Any]], runs: list[Run], later: timedelta = timedelta()
+    ) -> Act:
+        run_ids, now = [run.run_id for run in runs], self.now + later
         return Act(name, lambda tx: work(tx, run_ids, now=now))
 
     def admit(self, runs: list[Run] | None = None) -> Act:
         return self._of_runs("admit", admit_runs, self.some("pending") if runs is None else runs)
 
-    def skip_late(self, runs: list[Run] | None = None) -> Act:
-        return self._of_runs("skip late", skip_late, self.some("pending") if runs is None else runs)
+    def skip_late(self, runs: list[Run] | None = None, later: timedelta = timedelta()) -> Act:
+        return self._of_runs("skip late", skip_late, self.some("pending") if runs is None else runs, later)
 
-    def expire(self, runs: list[Run] | None = None) -> Act:
+    def expire(self, runs: list[Run] | None = None, later: timedelta = timedelta()) -> Act:
         async def expire(tx: Any, run_ids: list[UUID], now: datetime) -> Any:
             return [end[:2] for end in await expire_leases(tx.conn, run_ids, now=now)]
 
-        return self._of_runs("expire", expire, self.some("leased") if runs is None else runs)
+        return self._of_runs("expire", expire, self.some("leased") if runs is None else runs, later)
 
     # Of the API.
 
     def _told(self, name: str, runs: list[Run], body: Callable[[Any], Awaitable[Any]]) -> Act:
         return Act(name, body, tuple(run.run_id for run in runs))
 
-    def lease(self, runs: list[Run] | None = None) -> Act:
+    def lease(self, runs: list[Run] | None = None, visibility_s: float | None = None) -> Act:
         runs = self.some("pending") if runs is None else runs
+        lasts_s = visibility_s or self.random.choice([3.0, 9.0])
         epoch = self.twins.fence.epoch - (self.random.random() < 0.05)
         request_id, now = self.new_id(), self.now
-        asks = [LeaseAsk(run.run_id, epoch, "worker", self.random.choice([3.0, 9.0]), request_id) for run in runs]
+        asks = [LeaseAsk(run.run_id, epoch, "worker", lasts_s, request_id) for run in runs]
         return self._told("lease", runs, lambda conn: lease_runs(conn, asks, now=now))
 
     def _token(self, run: Run) -> int:
@@ -251,4 +254,78 @@ async def test_what_is_done_one_after_the_other_comes_to_the_same(ledger_pool: P
     doings = Doings(twins, seed)
     for _ in range(STEPS):
         twins.now += doings.random.random() ** 2 * 3 * SECOND
-        await twins.do(doings.any())
+        act = doings.any()
+        await twins.do(act)
+        await twins.compare(act.name)
+
+
+class Scene:
+    """A job with a leased run, one that is due beside it, and its pending occurrence: what two acts then meet on."""
+
+    def __init__(self, doings: Doings, job_id: UUID) -> None:
+        self._doings, self.job_id = doings, job_id
+
+    @classmethod
+    async def made(cls, doings: Doings, overlap: str) -> Scene:
+        twins = doings.twins
+        spec: dict[str, Any] = {"overlap": overlap, "start_deadline_seconds": 4.0, "timeout_seconds": None}
+        create = doings.create(schedule={"everySeconds": 10}, lane="low", **spec)
+        scene = cls(doings, create.job_id)
+        await twins.do(doings.apply(create))
+        twins.now += 10 * SECOND
+        await twins.do(doings.lease(scene.runs(), visibility_s=LEASED_S))
+        await twins.do(doings.advance([scene.job]))
+        await twins.do(doings.apply(doings.command(TriggerJob, scene.job_id)))
+        twins.now += 10 * SECOND
+        return scene
+
+    @property
+    def job(self) -> Job:
+        return next(job for job in self._doings.jobs() if job.job_id == self.job_id)
+
+    def runs(self, *states: str) -> list[Run]:
+        runs = [run for run in self._doings.runs(*states) if run.job_id == self.job_id]
+        return sorted(runs, key=lambda run: run.run_id.int)
+
+    def act(self, name: str) -> Act:
+        doings, job = self._doings, self.job
+        commands: dict[str, Callable[[], Command]] = {
+            "pause": lambda: doings.command(PauseJob, job.job_id),
+            "delete": lambda: doings.command(DeleteJob, job.job_id),
+            "trigger": lambda: doings.command(TriggerJob, job.job_id),
+            "edit": lambda: doings.edit(job, lane="high"),
+            "reschedule": lambda: doings.edit(job, schedule={"everySeconds": 7}),
+            "cancel": lambda: doings.command(CancelRun, job.job_id, run_id=self.runs("leased")[0].run_id),
+        }
+        if name in commands:
+            return doings.apply(commands[name]())
+        draw: Callable[[list[Any]], Act] = getattr(doings, name)
+        if name == "advance":
+            return doings.advance([job])
+        if name == "expire":
+            return doings.expire(self.runs("leased"), later=LEASED_S * SECOND)
+        if name == "skip_late":
+            return doings.skip_late(self.runs("pending"), later=5 * SECOND)
+        return draw(self.runs("leased" if name in OF_LEASES else "pending"))
+
+
+LEASED_S = 60.0
+OF_LEASES = ("complete", "fail", "release", "beat", "expire")
+ACTS = [
+    *("pause", "delete", "trigger", "edit", "reschedule", "cancel", "advance", "admit", "skip_late", "lease"),
+    *OF_LEASES,
+]
+
+
+@pytest.mark.parametrize("overlap", ["allow", "replace"])
+@pytest.mark.parametrize("first", ACTS)
+async def test_what_is_done_amid_another_transaction_comes_to_the_same(
+    ledger_pool: Pool, first: str, overlap: str
+) -> None:
+    twins = Twins(ledger_pool, START)
+    await twins.take_over("owner")
+    doings = Doings(twins, 1)
+    for second in ACTS:
+        scene = await Scene.made(doings, overlap)
+        await twins.do_amid(scene.act(first), scene.act(second))
+        await twins.compare(f"{second} amid {first}")

@@ -20,6 +20,7 @@ AIMED: dict[str, tuple[str, ...]] = {
     "move lock": ("move", "freeze_amid", "slow_shard"),
     "move epoch": ("move", "slow_shard"),
     "prepared place": ("move",),
+    "cursor": ("lose_commits", "slow_shard"),
     "copy fence": ("move",),
 }
 

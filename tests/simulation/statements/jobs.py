@@ -6,9 +6,10 @@ Stands for the statements of `ledger/jobs.py`, `ledger/advances.py`, `ledger/edi
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from datetime import datetime, timedelta
-from typing import Any, TypeGuard
+from functools import partial
+from typing import Any
 from uuid import UUID
 
 from ledger.advances import ADVANCE_JOBS, Advance
@@ -80,6 +81,14 @@ def runs_of(tx: Transaction, job_id: UUID) -> list[Run]:
     return sorted((run for run in tx.all("runs") if run.job_id == job_id), key=lambda run: run.run_id.int)
 
 
+def _is_unstarted(run: Run) -> bool:
+    return run.state != "leased" and run.lease_token == 0
+
+
+def _in_state(*states: str) -> Callable[[Any], bool]:
+    return lambda row: row.state in states
+
+
 @models(READ_JOBS)
 def read_jobs(tx: Transaction, params: Any) -> Rows:
     found = (tx.get("jobs", job_id) for job_id in params[0])
@@ -112,16 +121,16 @@ def pause_jobs(tx: Transaction, params: Any) -> Statement:
     seen = {job_id: [run.run_id for run in runs_of(tx, job_id)] for job_id in params["job_ids"]}
     held: Rows = []
     for job_id in params["job_ids"]:
-        job = yield from tx.lock("jobs", job_id)
-        if job is None or job.state != "active":
+        job = yield from tx.lock_where("jobs", job_id, _in_state("active"))
+        if job is None:
             continue
         job = job.copied()
         job.state, job.paused_at, job.version = "paused", params["now"], job.version + 1
         tx.put("jobs", job_id, job)
         tell_job(tx, "job_paused", job, params["now"])
         for run_id in seen[job_id]:
-            run = yield from tx.lock("runs", run_id)
-            if run is not None and run.state == "pending":
+            run = yield from tx.lock_where("runs", run_id, _in_state("pending"))
+            if run is not None:
                 run = run.copied()
                 run.state, run.version = "held", run.version + 1
                 tx.put("runs", run_id, run)
@@ -138,16 +147,16 @@ def resume_jobs(tx: Transaction, params: Any) -> Statement:
         params, "job_id", "next_fire_at", "skipped_run_id", "run_id", "due_at"
     ):
         seen = runs_of(tx, job_id)
-        job = yield from tx.lock("jobs", job_id)
-        if job is None or job.state != "paused":
+        job = yield from tx.lock_where("jobs", job_id, _in_state("paused"))
+        if job is None:
             continue
         job = job.copied()
         job.state, job.paused_at, job.version, job.next_fire_at = "active", None, job.version + 1, next_fire_at
         tx.put("jobs", job_id, job)
         tell_job(tx, "job_resumed", job, now)
         for before in seen:
-            run = yield from tx.lock("runs", before.run_id)
-            if run is None or run.state != "held":
+            run = yield from tx.lock_where("runs", before.run_id, _in_state("held"))
+            if run is None:
                 continue
             if run.run_id == skipped_run_id:
                 drop_run(tx, run, "run_skipped", now, "paused")
@@ -170,38 +179,46 @@ def delete_jobs(tx: Transaction, params: Any) -> Statement:
     dropped: Rows = []
     for job_id in params["job_ids"]:
         seen = runs_of(tx, job_id)
-        job = yield from tx.lock("jobs", job_id)
-        if job is None or job.state == "deleted":
+        job = yield from tx.lock_where("jobs", job_id, _in_state("active", "paused"))
+        if job is None:
             continue
         job = job.copied()
         job.state, job.paused_at, job.next_fire_at, job.version = "deleted", None, None, job.version + 1
         tx.put("jobs", job_id, job)
         tell_job(tx, "job_deleted", job, params["now"])
         for before in seen:
-            run = yield from tx.lock("runs", before.run_id)
-            if run is not None and run.state != "leased":
+            run = yield from tx.lock_where("runs", before.run_id, _in_state("pending", "held"))
+            if run is not None:
                 drop_run(tx, run, "run_cancelled", params["now"], "deleted")
                 dropped.append((run.run_id,))
     return dropped
 
 
+def _is_at(tx: Transaction, move: Advance, job: Job) -> bool:
+    """The cursor's compare-and-set."""
+    is_there = (job.version, job.next_fire_at) == (move.version, move.fired_at)
+    return job.state == "active" and (is_there or not tx.keeps("cursor"))
+
+
+def _waits_unstarted(run: Run) -> bool:
+    return run.state == "pending" and run.lease_token == 0
+
+
 @models(ADVANCE_JOBS)
 def advance_jobs(tx: Transaction, params: Any) -> Statement:
-    """The cursor's compare-and-set, the run of its new occurrence, and what is skipped."""
+    """The cursor's move, the run of its new occurrence, and what is skipped."""
     made: list[Run] = []
     now = params["now"]
     for move in map(Advance._make, of_each(params, *Advance._fields)):
-        job = yield from tx.lock("jobs", move.job_id)
-        if job is None or job.state != "active":
-            continue
-        if (job.version, job.next_fire_at) != (move.version, move.fired_at):
+        job = yield from tx.lock_where("jobs", move.job_id, partial(_is_at, tx, move))
+        if job is None:
             continue
         job = job.copied()
         job.next_fire_at, job.version = move.next_fire_at, job.version + (move.range_count is not None)
         tx.put("jobs", job.job_id, job)
         if move.skipped_run_id is not None:
-            run = yield from tx.lock("runs", move.skipped_run_id)
-            if run is not None and run.state == "pending" and run.lease_token == 0:
+            run = yield from tx.lock_where("runs", move.skipped_run_id, _waits_unstarted)
+            if run is not None:
                 drop_run(tx, run, "run_skipped", now, move.skip_reason)
         if move.range_count is not None:
             what = {"count": move.range_count, "reason": move.range_reason}
@@ -246,8 +263,8 @@ def update_jobs(tx: Transaction, params: Any) -> Statement:
     for job_id, replaced_run_id, run_id, due_at, *defined in of_each(
         params, "job_id", "replaced_run_id", "run_id", "due_at", *_DEFINED
     ):
-        job = yield from tx.lock("jobs", job_id)
-        if job is None or job.state == "deleted":
+        job = yield from tx.lock_where("jobs", job_id, _in_state("active", "paused"))
+        if job is None:
             continue
         job = job.copied()
         for name, value in zip(_DEFINED, defined, strict=True):
@@ -256,13 +273,13 @@ def update_jobs(tx: Transaction, params: Any) -> Statement:
         tx.put("jobs", job_id, job)
         tell_job(tx, "job_updated", job, now)
         if replaced_run_id is not None and replaced_run_id != run_id:
-            run = yield from tx.lock("runs", replaced_run_id)
-            if _is_unstarted(run):
+            run = yield from tx.lock_where("runs", replaced_run_id, _is_unstarted)
+            if run is not None:
                 drop_run(tx, run, "run_cancelled", now, reason)
         if run_id is None:
             continue
-        kept = yield from tx.lock("runs", run_id)
-        if _is_unstarted(kept):
+        kept = yield from tx.lock_where("runs", run_id, _is_unstarted)
+        if kept is not None:
             kept = kept.copied()
             for name in _KEPT_TOO:
                 setattr(kept, name, getattr(job, name))
@@ -277,10 +294,6 @@ def update_jobs(tx: Transaction, params: Any) -> Statement:
     for run in waiting:
         tell_waiting(tx, run, now, reason)
     return [pending(run) for run in waiting if run.state == "pending"]
-
-
-def _is_unstarted(run: Run | None) -> TypeGuard[Run]:
-    return run is not None and run.state != "leased" and run.lease_token == 0
 
 
 @models(READ_UNSTARTED)
@@ -298,8 +311,8 @@ def read_unstarted(tx: Transaction, params: Any) -> Rows:
 def drop_unstarted(tx: Transaction, params: Any) -> Statement:
     dropped: Rows = []
     for run_id in params["run_ids"]:
-        run = yield from tx.lock("runs", run_id)
-        if _is_unstarted(run):
+        run = yield from tx.lock_where("runs", run_id, _is_unstarted)
+        if run is not None:
             drop_run(tx, run, "run_cancelled", params["now"], "edited")
             dropped.append((run_id,))
     return dropped
@@ -337,7 +350,7 @@ def cancel(tx: Transaction, run: Run, at: datetime, reason: str) -> None:
 def cancel_runs(tx: Transaction, params: Any) -> Statement:
     outcomes: Rows = []
     for run_id in params["run_ids"]:
-        run = yield from tx.lock("runs", run_id)
+        run = yield from tx.lock_where("runs", run_id, lambda _: True)
         if run is not None:
             outcomes.append((run_id, "requested" if run.state == "leased" else "cancelled"))
             cancel(tx, run, params["now"], "cancelled")
