@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from fencepost import CommandProducer, FencepostClient, JobSpec, RunContext, Schedule, at
 from fencepost.models import Completion, LeasedRun
 from fencepostd.local import LOCAL_TENANT
-from schemas.ids import partition_of_job
+from schemas.ids import partition_of_job, run_id_for
 from tests.chaos.checker import Violation, check
 from tests.chaos.history import EntryKind, History, WorkerEntry
 from tests.chaos.installation import Installation
@@ -157,6 +157,11 @@ class Stand:
     def finished(self) -> int:
         """How many runs a handler has brought to its end."""
         return len({entry.run_id for entry in self.entries if entry.kind == "finished"})
+
+    def is_finished(self, job: UUID, occurrence: datetime) -> bool:
+        """Whether a handler has brought the run of a job's occurrence to its end."""
+        run_id = str(run_id_for(job, occurrence, partition_of_job(job, PARTITIONS)))
+        return any(entry.run_id == run_id and entry.kind == "finished" for entry in self.entries)
 
     async def complete(self, run: LeasedRun, worker: str) -> int:
         """The status that it gets."""

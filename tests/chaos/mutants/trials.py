@@ -74,20 +74,26 @@ async def policies(stand: Stand, _: Link) -> None:
         for overlap in ("allow", "skip", "replace"):
             stand.recur(every(1), overlap=overlap, payload={"work_s": 2.3})
         paused, edited, witness = stand.recur(every(1)), stand.recur(every(3)), stand.recur(every(1))
-        await edit(stand, edited)
+        await edit(stand, edited, witness)
         await pause_job(stand, paused, witness)
         await pause_queue(stand, witness)
 
 
-async def edit(stand: Stand, job: UUID) -> None:
-    """While its pending occurrence is still to come, and has its run: that is what the edit is to take away."""
+async def edit(stand: Stand, job: UUID, witness: UUID) -> None:
+    """While its pending occurrence is still to come, and has its run: that is what the edit is to take away.
+
+    It would start before a later run of the witness's, so that one is waited for: what is paused next holds nothing up.
+    """
     await stand.wait_for(lambda: _cursor(stand, job) > datetime.now(UTC) + timedelta(seconds=1))
-    before = stand.job_state(job)
+    pending, before = _cursor(stand, job), stand.job_state(job)
     stand.producer.update(job, JobSpec(queue=stand.queue, schedule=every(3600)))
     stand.producer.flush()
     await stand.wait_for(lambda: stand.job_state(job) > before)
     now = datetime.now(UTC)
     stand.edited.append(Edited(str(job), now, now + timedelta(minutes=10)))
+    await stand.wait_for(lambda: _cursor(stand, witness) > pending)
+    later = _cursor(stand, witness)
+    await stand.wait_for(lambda: stand.is_finished(witness, later))
 
 
 async def pause_job(stand: Stand, job: UUID, witness: UUID) -> None:
