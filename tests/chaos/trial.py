@@ -20,7 +20,15 @@ from tests.chaos.checker import Report, check
 from tests.chaos.cluster import PARTITIONS, Cluster, WorkerProcess, wait_for
 from tests.chaos.explanations import Explanations, beginnings, explain
 from tests.chaos.history import History, WorkerEntry
-from tests.chaos.observations import read_commands, read_events, read_ledger, read_takeovers, topic_ends
+from tests.chaos.observations import (
+    read_commands,
+    read_events,
+    read_ledger,
+    read_takeovers,
+    read_told,
+    runs_of,
+    topic_ends,
+)
 from tests.chaos.ownerless import tenures
 from tests.chaos.timeline import Timeline
 
@@ -176,10 +184,12 @@ class Trial:
         """All that can be seen of this trial now."""
         job_ids, topics = self.job_ids(), Topics()
         bootstrap = self.cluster.stack.bootstrap
+        told = read_told(bootstrap, topics.run_events, self._starts[topics.run_events], job_ids)
         return History(
             one_offs=self.one_offs,
             entries=self.entries(),
-            events=read_events(bootstrap, topics.run_events, self._starts[topics.run_events], job_ids),
+            events=runs_of(told),
+            told=told,
             commands=read_commands(bootstrap, topics.commands, self._starts[topics.commands], job_ids),
             epochs=self.cluster.epochs.samples[self._first_epoch_sample :],
             ledger=read_ledger(self.cluster.stack.dsn, job_ids),
