@@ -48,11 +48,13 @@ SEEDS ?= 2000
 simulation: setup  ## SEEDS simulations of the protocol under a virtual clock, hurt and healed, in two processes
 	python -m tests.simulation --seeds $(SEEDS)
 
-# Of `make chaos`: how long it is hurt; SEED=7 breaks again what that seed broke; REPORT=docs/chaos/….md keeps the report.
+# Of `make chaos`: how long it is hurt; SEED=7 breaks again what that seed broke; ONLY=link breaks nothing but links;
+# REPORT=docs/chaos/….md keeps the report.
 MINUTES ?= 5
 
-chaos: setup  ## break a whole installation everywhere, heal it, judge what became of every job (MINUTES SEED REPORT)
-	python -m tests.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(REPORT),--report $(REPORT))
+chaos: setup  ## break a whole installation everywhere, heal it, judge what became of every job (MINUTES SEED ONLY REPORT)
+	python -m tests.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only '$(ONLY)') \
+	  $(if $(REPORT),--report $(REPORT))
 
 mutants: setup  ## break the product on purpose, in each way that a promise can be: the checker must find every mutant
 	python -m tests.chaos.mutants.run

@@ -91,10 +91,13 @@ DECK: Mapping[str, Card] = {
 }
 
 
-def plan_faults(seed: int, hurts_s: float, targets: Targets) -> list[PlannedFault]:
-    """All faults of a run, in the order in which they begin; the last one is over by hurts_s."""
+def plan_faults(seed: int, hurts_s: float, targets: Targets, only: str = "") -> list[PlannedFault]:
+    """All faults of a run, in the order in which they begin; the last one is over by hurts_s.
+
+    only: a text in the names of the cards that are played. Raises ValueError when none has it.
+    """
     chance, planned = random.Random(f"faults {seed}"), list[PlannedFault]()
-    at_s, cards = FIRST_FAULT_S, _cards(chance, targets)
+    at_s, cards = FIRST_FAULT_S, _cards(chance, _deck(targets, only))
     while True:
         card = next(cards)
         hurt, length_s = card.choose(targets, chance), chance.uniform(*card.length_s)
@@ -106,8 +109,15 @@ def plan_faults(seed: int, hurts_s: float, targets: Targets) -> list[PlannedFaul
         at_s += chance.uniform(*GAP_S)
 
 
-def _cards(chance: random.Random, targets: Targets) -> Iterator[Card]:
-    deck = [card for card in DECK.values() if targets.can_skew or card.kind != "skew_clock"]
+def _deck(targets: Targets, only: str) -> list[Card]:
+    named = [card for name, card in DECK.items() if only in name]
+    deck = [card for card in named if targets.can_skew or card.kind != "skew_clock"]
+    if not deck:
+        raise ValueError(f"no fault is called {only!r}; there are: {', '.join(DECK)}")
+    return deck
+
+
+def _cards(chance: random.Random, deck: Sequence[Card]) -> Iterator[Card]:
     while True:
         yield from chance.sample(deck, len(deck))
 

@@ -64,10 +64,14 @@ class TopicCommand:
 
 @dataclass(frozen=True)
 class EpochSample:
-    """The partitions as the ledger had them at a moment: partition -> (epoch, owner)."""
+    """The partitions as the ledger had them at a moment: partition -> (epoch, owner).
+
+    overdue: how many runs waited that were due 5 s before.
+    """
 
     at: datetime
     partitions: Mapping[int, tuple[int, str | None]]
+    overdue: int = 0
 
 
 @dataclass(frozen=True)

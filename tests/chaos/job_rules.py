@@ -56,7 +56,7 @@ class Promises:
     """What was asked for, and what is known beside the runs' own history.
 
     events: in topic order. doomed: jobs whose run must die, after so many attempts. faults: None where nothing is said
-    of duplicates.
+    of duplicates. in_history: how many completed runs the history tells of, where that was asked.
     """
 
     events: Sequence[TopicEvent]
@@ -67,6 +67,7 @@ class Promises:
     edited: Sequence[Edited] = ()
     holdings: Mapping[int, Holding] = field(default_factory=dict)
     faults: Sequence[Fault] | None = None
+    in_history: int | None = None
 
     def __post_init__(self) -> None:
         self.lives: dict[str, list[TopicEvent]] = defaultdict(list)
@@ -140,6 +141,13 @@ def partitions_are_owned(promises: Promises) -> Found:
             yield f"partition {partition}", f"its commands end at {holding.topic_end}, applied up to {holding.consumed}"
 
 
+def the_history_is_complete(promises: Promises) -> Found:
+    """It tells of every run that was completed, whatever became of the process that keeps it."""
+    completed = sum(any(event.type == "run_completed" for event in life) for life in promises.lives.values())
+    if promises.in_history not in (None, completed):
+        yield "history", f"tells of {promises.in_history} completed runs, the topic of {completed}"
+
+
 def duplicates_have_a_fault(promises: Promises) -> Found:
     """A handler that ran to its end runs to it again only when something was broken in between."""
     if promises.faults is None:
@@ -167,6 +175,7 @@ RULES = {
         attempts_are_charged,
         the_doomed_die,
         partitions_are_owned,
+        the_history_is_complete,
         duplicates_have_a_fault,
     )
 }

@@ -156,9 +156,16 @@ def produce_again(bootstrap: str, topic: str) -> int:
 
 
 def sample_epochs(conn: psycopg.Connection) -> EpochSample:
-    """The partitions now."""
-    rows = conn.execute("SELECT partition, epoch, owner FROM partitions").fetchall()
-    return EpochSample(datetime.now(UTC), {partition: (epoch, owner) for partition, epoch, owner in rows})
+    """The partitions now, and what waits too long."""
+    rows = conn.execute(
+        """
+        SELECT partition, epoch, owner,
+               (SELECT count(*) FROM runs WHERE state = 'pending' AND due_at < now() - interval '5 seconds')
+        FROM partitions
+        """
+    ).fetchall()
+    partitions = {partition: (epoch, owner) for partition, epoch, owner, _ in rows}
+    return EpochSample(datetime.now(UTC), partitions, rows[0][3] if rows else 0)
 
 
 class EpochWatch:

@@ -38,10 +38,13 @@ WORKER_STARTS_WITHIN_S = 90.0
 
 
 class Stage:
-    """Begins with up, ends with down. `away`: what is not to run just now, and so is not started by the supervisor."""
+    """Begins with up, ends with down. `away`: what is not to run just now, and so is not started by the supervisor.
 
-    def __init__(self, state: Path, queue: str, say: Say) -> None:
-        self.state, self.queue, self._say = state, queue, say
+    say: gets the parts' own words about their starts. note: what happens beside what was planned.
+    """
+
+    def __init__(self, state: Path, queue: str, *, note: Say, say: Say) -> None:
+        self.state, self.queue, self._note, self._say = state, queue, note, say
         self.clocks = ClockSkew(state / "clocks")
         self._links = Links()
         self._register = Register(state.resolve())
@@ -143,7 +146,7 @@ class Stage:
         try:
             self.start(part)
         except StackError as error:  # the supervisor goes on trying
-            self._say(f"{part} does not start: {str(error).splitlines()[0]}")
+            self._note(f"{part} does not start: {str(error).splitlines()[0]}")
 
     def kill(self, part: str) -> None:
         self.away.add(part)
@@ -224,7 +227,7 @@ class Stage:
         while not self._done.wait(SUPERVISED_S):
             for part in (*SERVERS, *ROLES, *WORKERS):
                 if part not in self.away and not self._runs(part):
-                    self._say(f"{part} has ended by itself and is started again")
+                    self._note(f"{part} has ended by itself and is started again")
                     self._try_to_start(part)
 
     def _runs(self, part: str) -> bool:

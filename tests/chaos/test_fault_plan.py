@@ -52,3 +52,9 @@ def test_nothing_is_hurt_twice_at_a_time_and_all_is_over_in_the_end(seed: int) -
 def test_where_no_clock_can_be_set_all_else_is_broken() -> None:
     faults = plan_faults(7, 300, replace(TARGETS, can_skew=False))
     assert {each.kind for each in faults} == {card.kind for card in DECK.values()} - {"skew_clock"}
+
+
+def test_only_what_is_asked_for_is_broken() -> None:
+    assert {each.kind for each in plan_faults(7, 300, TARGETS, "link")} == {"cut", "silence", "delay"}
+    with pytest.raises(ValueError, match="a full disk"):
+        plan_faults(7, 300, TARGETS, "a flood")

@@ -57,6 +57,7 @@ SOUND = Promises(
     edited=[Edited("edited", at(2.5), at(100))],
     holdings={0: Holding("streams-0", ("streams-0",), 7, 7)},
     faults=[Fault(at(50), at(60))],
+    in_history=3,
 )
 TWICE = [entry("quick/0", "finished", 2), entry("quick/0", "finished", 9)]
 
@@ -66,6 +67,7 @@ UNSOUND: dict[str, dict[str, Any]] = {
     "attempts_are_charged": {"entries": [entry("doomed/1", "leased", 3, token=2, attempt=1)]},
     "the_doomed_die": {"dead_runs": frozenset()},
     "partitions_are_owned": {"holdings": {0: Holding("streams-0", ("streams-0", "streams-1"), 7, 7)}},
+    "the_history_is_complete": {"in_history": 2},
     "duplicates_have_a_fault": {"entries": TWICE},
 }
 
