@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import psycopg
 
+from connectors.stack.part import Part
 from fencepostd.local import Local
 from tests.chaos.history import WorkerEntry, read_worker_log
 from tests.chaos.observations import EpochWatch
@@ -27,6 +28,7 @@ ROLES = (*OWNERS, "api", "relay", "history")
 SERVERS = ("postgres", "kafka")
 PARTITIONS = 16
 RECOVERY_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 20.0
 POLL_S = 0.05
 ROOT = Path(__file__).parents[2]
 
@@ -102,12 +104,15 @@ class WorkerProcess:
 
 
 class Cluster:
-    """The stack of one state folder. It outlives trials, and is made whole again between them."""
+    """The stack of one state folder. It outlives trials, and is made whole again between them.
 
-    def __init__(self, state: Path) -> None:
+    standby: Postgres has one.
+    """
+
+    def __init__(self, state: Path, *, standby: bool = False) -> None:
         self.state = state
         self.timeline = Timeline("cluster")
-        self.local = Local(state, self._say)
+        self.local = Local(state, self._say, standby=standby)
         self.stack = self.local.stack
         self.stops: list[Stop] = []  # of processes that were killed or frozen, in order
         self._epochs: EpochWatch | None = None
@@ -130,8 +135,13 @@ class Cluster:
             self.stack.kill_part(part)
             self.stops.append(Stop(part, datetime.now(UTC)))
 
+    def stop_part(self, part: str) -> None:
+        """SIGTERM, and wait until it has ended, as before an upgrade."""
+        self.timeline.note(f"SIGTERM {part}")
+        Part(part, self.state).end(STOP_DEADLINE_S)
+
     def start_part(self, part: str) -> None:
-        """Start again what was killed; returns once it says that it is ready."""
+        """Start again what was killed or stopped; returns once it says that it is ready."""
         self.stack.start_part(part)
 
     def freeze(self, part: str) -> None:
@@ -139,6 +149,11 @@ class Cluster:
         self.stack.signal_part(part, signal.SIGSTOP)
         wait_for(lambda: part in self._frozen(), 10, f"{part} stands still")
         self.stops.append(Stop(part, datetime.now(UTC)))
+
+    def fail_over(self) -> None:
+        """The primary is lost, and its standby promoted; returns once it is the primary."""
+        self.kill("postgres")
+        self.stack.promote()
 
     def thaw(self, part: str) -> None:
         self.timeline.note(f"SIGCONT {part}")
