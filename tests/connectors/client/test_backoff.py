@@ -16,6 +16,10 @@ def test_ceiling_doubles_up_to_the_cap() -> None:
     assert longest(40) == longest(10_000) == CAP_S
 
 
+def test_whoever_waits_is_back_well_within_2_s_of_a_server_s_return() -> None:
+    assert longest(10_000) <= 1.5
+
+
 def test_wait_is_anywhere_below_the_ceiling() -> None:
     waits = [wait_before_retry_s(3) for _ in range(200)]
     assert min(waits) < 2 * BASE_S

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 BASE_S = 0.1
-CAP_S = 3.0  # a worker that waits longer would be late for runs of a server that is back
+CAP_S = 1.5  # a worker is to work again within 2 s of a server's return: this long, and the call
 
 
 def wait_before_retry_s(
