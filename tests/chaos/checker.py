@@ -160,6 +160,10 @@ def workers_hold_what_the_topic_says(lives: Lives) -> Found:
     for entry in lives.history.entries_of("leased"):
         if (entry.run_id, entry.token, entry.worker) not in recorded:
             yield entry.run_id, f"{entry.worker} holds token {entry.token}, which was never recorded for it"
+    held = {(entry.run_id, entry.token, entry.worker) for entry in lives.history.entries_of("leased")}
+    for entry in lives.history.entries_of("started"):
+        if (entry.run_id, entry.token, entry.worker) not in held:
+            yield entry.run_id, f"{entry.worker} began it under token {entry.token}, and was never given that lease"
 
 
 def epochs_only_grow(lives: Lives) -> Found:

@@ -212,6 +212,10 @@ def a_worker_holds_a_lease_that_nobody_recorded(history: History) -> None:
     history.entries.append(entry(2, "leased", 8.0, token=3))
 
 
+def a_handler_starts_without_a_lease(history: History) -> None:
+    history.entries = [each for each in history.entries if (each.run_id, each.kind) != ("run-1", "leased")]
+
+
 def two_workers_hold_one_lease(history: History) -> None:
     history.entries.append(entry(1, "leased", 0.2, worker="other"))
 
@@ -303,6 +307,7 @@ FOUND_BY: dict[Damage, set[str]] = {
     a_lease_is_cut_short: {"leases_end_no_sooner_than_promised"},
     a_token_is_given_twice: {"tokens_only_grow"},
     a_worker_holds_a_lease_that_nobody_recorded: {"workers_hold_what_the_topic_says"},
+    a_handler_starts_without_a_lease: {"workers_hold_what_the_topic_says"},
     two_workers_hold_one_lease: {"workers_hold_what_the_topic_says"},
     an_attempt_is_ended_by_another_worker: {"ends_name_their_lease"},
     an_occurrence_has_no_decision: {"occurrences_are_decided_once"},

@@ -19,7 +19,7 @@ from uuid import UUID
 import msgspec
 
 from fencepost import FencepostClient, RunContext, TryAgain, Worker
-from fencepost.models import Completion, LeasedRun, OutcomeAnswer
+from fencepost.models import Completion, LeaseAnswer, OutcomeAnswer
 from tests.chaos.history import EntryKind, WorkerEntry
 
 SLOTS = 50
@@ -44,12 +44,12 @@ class RecordingClient(FencepostClient):
         super().__init__(url, token)
         self._log = log
 
-    async def lease(self, *arguments: Any, **options: Any) -> list[LeasedRun]:
-        runs = await super().lease(*arguments, **options)
-        for run in runs:
+    async def poll(self, *arguments: Any, **options: Any) -> LeaseAnswer:
+        answer = await super().poll(*arguments, **options)
+        for run in answer.runs:
             terms = {"attempt": run.attempt, "due_at": run.due_at, "expires_at": run.lease_expires_at}
             self._log.note("leased", run.run_id, run.lease_token, **terms)
-        return runs
+        return answer
 
     async def complete_many(self, completions: Sequence[Completion], **options: Any) -> list[OutcomeAnswer]:
         answers = await super().complete_many(completions, **options)
