@@ -131,6 +131,24 @@ class _MicrosArrayLoader(Loader):
                 yield int.from_bytes(data[place - 8 : place], "big", signed=True) + _MICROS_1970_TO_2000
 
 
+LAST_UNPUBLISHED = "SELECT max(id) FROM outbox"
+
+
+async def last_unpublished(conn: Connection) -> int | None:
+    """The highest id of a row that waits; None when none does."""
+    row = await (await conn.execute(LAST_UNPUBLISHED)).fetchone()
+    return row[0] if row else None
+
+
+IS_PUBLISHED = "SELECT NOT EXISTS (SELECT FROM outbox WHERE id <= %s)"
+
+
+async def is_published(conn: Connection, through_id: int) -> bool:
+    """Whether Kafka has the events of all rows up to that id that were there when it was asked for."""
+    row = await (await conn.execute(IS_PUBLISHED, (through_id,))).fetchone()
+    return bool(row and row[0])
+
+
 DELETE_FROM_OUTBOX = "DELETE FROM outbox WHERE id = ANY(%s)"
 
 
