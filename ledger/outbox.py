@@ -140,13 +140,21 @@ async def last_unpublished(conn: Connection) -> int | None:
     return row[0] if row else None
 
 
-IS_PUBLISHED = "SELECT NOT EXISTS (SELECT FROM outbox WHERE id <= %s)"
+class Unpublished(NamedTuple):
+    """A row that waits for the relay, and for how long it has."""
+
+    id: int
+    age_s: float
 
 
-async def is_published(conn: Connection, through_id: int) -> bool:
-    """Whether Kafka has the events of all rows up to that id that were there when it was asked for."""
-    row = await (await conn.execute(IS_PUBLISHED, (through_id,))).fetchone()
-    return bool(row and row[0])
+OLDEST_UNPUBLISHED = "SELECT id, extract(epoch FROM now() - at)::float8 FROM outbox ORDER BY id LIMIT 1"
+
+
+async def oldest_unpublished(conn: Connection) -> Unpublished | None:
+    """The row that the relay takes next; None when none waits. Kafka has the events of all rows that came before it,
+    but for those whose transactions were still open."""
+    row = await (await conn.execute(OLDEST_UNPUBLISHED)).fetchone()
+    return Unpublished(*row) if row else None
 
 
 DELETE_FROM_OUTBOX = "DELETE FROM outbox WHERE id = ANY(%s)"

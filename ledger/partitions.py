@@ -103,7 +103,11 @@ async def leave_untold(tx: OwnerTransaction) -> None:
     await tx.conn.execute(LEAVE_UNTOLD, (tx.fence.partition, tx.fence.epoch))
 
 
-FORGET_TAKEOVERS = "DELETE FROM takeovers WHERE at < now() - interval '30 days'"
+# The last ones stay, however old: whoever has owned a partition for months is known when it comes back.
+FORGET_TAKEOVERS = """
+DELETE FROM takeovers t USING partitions p
+WHERE t.partition = p.partition AND t.at < now() - interval '30 days' AND t.epoch <= p.epoch - 100
+"""
 
 
 async def forget_takeovers(conn: Connection) -> None:

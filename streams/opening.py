@@ -7,8 +7,10 @@ of them (decided through) is wrong. So it is gone on from when
 
 * the ledger knows its writer and everyone since (`ledger/partitions.py: is_told_since`): no backup was restored, and
   nobody wrote without events;
-* Kafka has all events of the epochs before, which have ended: the outbox is waited for, but not for long;
-* the topic still has them all, and reading them costs less than to read the partition.
+* Kafka has all events of the epochs before, which have ended: they are waited for while the outbox has nothing old;
+* the topic still has them all, reading them costs less than to read the partition, and Kafka goes on to answer.
+
+Else the ledger is read. Nothing is waited for twice: what is old in the outbox is so for all openings of the shard.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ from uuid import UUID
 
 from ledger.connection import session
 from ledger.fence import Fence
-from ledger.outbox import is_published, last_unpublished
+from ledger.outbox import last_unpublished, oldest_unpublished
 from ledger.partitions import is_told_since
 from ledger.zone_rules import has_other_rules
+from schemas.errors import KafkaUnavailable
 from schemas.events import Event
 from schemas.zones import TZDATA_VERSION
 from streams import kept_states
@@ -36,7 +39,7 @@ from streams.zone_moves import Begin, follow_zone_rules
 
 log = logging.getLogger(__name__)
 
-PUBLISHED_WAIT_S = 3.0  # the relay takes milliseconds, unless it or Kafka is away
+OLD_S = 3.0  # of a row in the outbox: the relay takes milliseconds, unless it or Kafka is away
 PUBLISHED_AGAIN_S = 0.02
 MISSED_AT_LEAST = 1_000  # records; each has up to a thousand events, most have some
 KEYS_A_RECORD = 50  # to rebuild so many costs what it costs to fold a record
@@ -62,68 +65,88 @@ class Opening:
         looked at.
         """
         position = self._memory.state.position()
+        if position is not None and not await self._is_told_since(position):
+            position = None  # of no use
         is_last = position is not None and position.epoch == self._fence.epoch - 1
-        is_told = position is not None and not is_last and await self._is_told_since(position)
         moved, unstamped = list[Event](), list[UUID]()
-        if not await self._has_our_rules(is_last=is_last, is_told=is_told):
+        if position is None or not await self._has_our_rules(is_last=is_last):
             self._memory.state.set_tzdata_version(None)  # first: only some of them are, while they are moved
             moved, unstamped = await follow_zone_rules(self._around.pool, self._fence.partition, self._begin)
-        offset = position.offset if position is not None and is_last else None
-        if position is not None and is_told:
-            offset, moved = await self._bring_up_to_date(position), []  # what was moved is among the events
-        if offset is None:
-            offset, moved = await self._rebuild(), []
+        if position is not None and is_last:
+            offset = position.offset
+        else:
+            offset, moved = await self._take_in_others(position), []  # what was moved is among what is read
         self._memory.fold(moved, Position(self._fence.epoch, offset))
         self._memory.state.set_owner(self._fence.owner)
         kept_states.note(self._folder, self._fence.epoch)
         return Opened(offset, unstamped)
 
     async def _is_told_since(self, position: Position) -> bool:
-        owner = self._memory.state.owner()
-        if owner is None:
-            return False
+        if (owner := self._memory.state.owner()) is None:  # an older build wrote the state
+            return position.epoch == self._fence.epoch - 1
         async with session(self._around.pool) as conn:
             return await is_told_since(conn, self._fence, position.epoch, owner)
 
-    async def _has_our_rules(self, *, is_last: bool, is_told: bool) -> bool:
+    async def _has_our_rules(self, *, is_last: bool) -> bool:
         """Whether it is known of all cursors. What the state says of it others may have changed, unless none could."""
         if self._memory.state.tzdata_version() != TZDATA_VERSION:
             return False
-        if is_told:
-            async with session(self._around.pool) as conn:
-                return not await has_other_rules(conn)
-        return is_last
+        if is_last:
+            return True
+        async with session(self._around.pool) as conn:
+            return not await has_other_rules(conn)
 
-    async def _bring_up_to_date(self, position: Position) -> int | None:
-        """Fold what happened since; None when it cannot be had. Until the end of it the state stays its writer's."""
-        if (read_missed := self._around.missed_events) is None or not await self._are_published():
-            return None
-
-        def fold(events: list[Event], next_offset: int) -> None:
-            self._memory.fold(events, Position(position.epoch, next_offset))
-
-        limit = max(MISSED_AT_LEAST, self._memory.state.keys() // KEYS_A_RECORD)
-        offset = await read_missed(self._fence.partition, position.offset, limit, fold)
-        if offset is not None:
-            told = self._fence.partition, position.epoch, offset - position.offset
-            log.info("partition %d: the state of epoch %d was brought up to date by %d records of events", *told)
-        return offset
+    async def _take_in_others(self, position: Position | None) -> int:
+        """Bring the state up to date, or rebuild it; returns the offset to go on from. position: of a state of use."""
+        is_published = position is not None and await self._are_published()
+        try:
+            # Before the ledger is read: whatever happens meanwhile is then folded on top, guarded by its versions.
+            end = await self._around.end_offset(self._fence.partition)
+        except KafkaUnavailable as error:
+            if position is None:
+                raise  # it is not known where the events go on
+            log.warning("partition %d: %s, the ledger is read", self._fence.partition, error)
+            return await self._rebuild(position.offset)  # what has happened since comes once more
+        reached = await self._bring_up_to_date(position, end) if position is not None and is_published else None
+        return await self._rebuild(end) if reached is None else reached
 
     async def _are_published(self) -> bool:
-        """Whether Kafka has all events of the epochs before. None of their transactions is open any more."""
+        """Whether Kafka has all events of the epochs before. None of their transactions is open any more.
+
+        Waits for what came a moment ago. What is old already would be waited for in vain: then the relay or Kafka is
+        away, or behind, which other openings of the shard see by the same row, until it is published.
+        """
         async with session(self._around.pool) as conn:
-            last_id, began = await last_unpublished(conn), time.monotonic()
-            while last_id is not None and not await is_published(conn, last_id):
-                if time.monotonic() - began > PUBLISHED_WAIT_S:
+            last_id, until = await last_unpublished(conn), time.monotonic() + OLD_S
+            while last_id is not None and (oldest := await oldest_unpublished(conn)) and oldest.id <= last_id:
+                if oldest.age_s > OLD_S or time.monotonic() > until:
                     log.warning("partition %d: events wait for Kafka, the ledger is read", self._fence.partition)
                     return False
                 await asyncio.sleep(PUBLISHED_AGAIN_S)
         return True
 
-    async def _rebuild(self) -> int:
+    async def _bring_up_to_date(self, position: Position, end: int) -> int | None:
+        """Fold what happened since; None when it cannot be had. Until the end of it the state stays its writer's."""
+        missed = end - position.offset
+        if self._around.missed_events is None or not 0 <= missed <= self._worth_reading():
+            return None
+
+        def fold(events: list[Event], next_offset: int) -> None:
+            self._memory.fold(events, Position(position.epoch, next_offset))
+
+        reached = await self._around.missed_events(self._fence.partition, position.offset, end, fold)
+        if reached is not None:
+            told = self._fence.partition, position.epoch, missed
+            log.info("partition %d: the state of epoch %d was brought up to date by %d records of events", *told)
+        return reached
+
+    def _worth_reading(self) -> int:
+        """Up to how many records are read rather than the ledger."""
+        return max(MISSED_AT_LEAST, self._memory.state.keys() // KEYS_A_RECORD)
+
+    async def _rebuild(self, offset: int) -> int:
+        """Read the ledger, which tells all that was before the offset, where to go on."""
         kept_states.forget(self._folder)
         self._memory.clear()
-        # The end first: whatever happens while the ledger is read is then folded on top, guarded by its versions.
-        offset = await self._around.end_offset(self._fence.partition)
         await rebuild(self._memory, self._around.pool, self._fence.partition)
         return offset

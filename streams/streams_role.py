@@ -75,10 +75,12 @@ class StreamsRole:
             )
             feed.start()
             stack.push_async_callback(feed.close)
+            missed_events = MissedEvents(self.bootstrap, self.topics.run_events, self.codec)
+            stack.push_async_callback(missed_events.close)
             shared = partial(
                 Surroundings, codec=self.codec, hints=hints, returns=returns, partitions=shards.partitions,
                 state_folder=self.state_folder, end_offset=feed.end_offset, crash=crash, rate_share=1 / shards.in_use(),
-                missed_events=MissedEvents(self.bootstrap, self.topics.run_events, self.codec),
+                missed_events=missed_events,
             )  # fmt: skip
             around = {
                 shard: await _keep_time(stack, shared, pool, partial(_owners_on, shard, shards, ownership), crash)

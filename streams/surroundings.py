@@ -29,7 +29,7 @@ class Surroundings:
     """Given to every owner; the turns are what they take in turns, so that a process does not do it all at once.
 
     All of it but hints, returns and missed events is about one shard: one that is away has nobody else's turn.
-    missed_events: a MissedEvents; without it a state of an older epoch is always rebuilt.
+    missed_events: a MissedEvents; without it a state that is behind an epoch is always rebuilt.
     """
 
     pool: Pool

@@ -74,6 +74,7 @@ class Simulation:
         self.hints, self.rates = HintLog(), QueueRates()
         self.rate_share = 1.0
         self.missed_events: Callable[[int, int, int, Fold], Awaitable[int | None]] | None = None
+        self.end_offset: Callable[[int], Awaitable[int]] = _no_events
         self.hinted: dict[UUID, datetime] = {}  # when each run was first hinted
         self.owner: PartitionOwner
 
@@ -242,7 +243,7 @@ class Simulation:
             self.folder,
             DecisionRounds(lambda _: self.transaction()),
             lambda _: None,
-            _no_events,
+            self.end_offset,
             _raise,
             missed_events=self.missed_events,
             rates=self.rates,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -13,16 +14,17 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from ledger.connection import Pool, session
+from ledger.connection import Connection, Pool, session
 from ledger.fence import owner_transaction
-from ledger.outbox import delete_from_outbox, is_published, last_unpublished
+from ledger.outbox import Unpublished, delete_from_outbox, last_unpublished, oldest_unpublished
 from ledger.partitions import leave_untold
 from ledger.restoration import declare_restored
 from schemas.commands import OVERLAPS, Command
-from schemas.errors import LedgerUnavailable
+from schemas.errors import KafkaUnavailable, LedgerUnavailable
 from schemas.ids import partition_of_job
 from streams import kept_states, opening
 from streams.missed_events import Fold
+from streams.opening import Opening
 from streams.partition_memory import PartitionMemory
 from streams.rebuild import rebuild
 from streams.timers import Position, decode_job
@@ -32,6 +34,7 @@ from tests.streams.commands import backfill, create, delete, job_on, pause, resu
 from tests.streams.event_samples import put_in_outbox
 from tests.streams.ledger_dump import fetch
 from tests.streams.simulated_owner import PARTITION, Simulation, simulating
+from tests.streams.waiting import DEADLINE_S
 
 START = datetime(2026, 5, 1, 8, 29, 30, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -49,8 +52,10 @@ class Cluster:
         self.missed: list[int] = []  # how many events, each time
         self.rebuilt = 0
         self.lost = 0  # events that the topic does not have any more
+        self.silent_from: int | None = None  # no event from there on comes
         self.is_published = True
-        simulation.missed_events = self._read_missed
+        self.is_kafka_away = False
+        simulation.missed_events, simulation.end_offset = self._read_missed, self._end
 
     async def become(self, name: str) -> None:
         """The process takes over, after whoever had the partition."""
@@ -90,15 +95,22 @@ class Cluster:
         ]  # fmt: skip
         return rng.choice(choices)
 
-    async def _read_missed(self, partition: int, offset: int, limit: int, fold: Fold) -> int | None:
+    async def _end(self, _: int) -> int:
+        if self.is_kafka_away:
+            raise KafkaUnavailable("away")
+        return len(await self.simulation.told())
+
+    async def _read_missed(self, partition: int, offset: int, end: int, fold: Fold) -> int | None:
         assert partition == PARTITION
         told = await self.simulation.told()
-        if offset < self.lost or len(told) - offset > limit:
+        if offset < self.lost:
             return None
-        for at in range(offset, len(told), 10):
-            fold(told[at : at + 10], min(at + 10, len(told)))
-        self.missed.append(len(told) - offset)
-        return len(told)
+        for at in range(offset, end):
+            if at == self.silent_from:
+                return None
+            fold(told[at : at + 1], at + 1)
+        self.missed.append(end - offset)
+        return end
 
 
 def _job(rng: random.Random) -> UUID:
@@ -118,12 +130,11 @@ async def cluster(ledger_pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyP
             cluster.rebuilt += 1
             await rebuild(memory, pool, partition)
 
-        async def is_published(*_: object) -> bool:
-            return cluster.is_published
+        async def oldest(_: Connection) -> Unpublished | None:
+            return None if cluster.is_published else Unpublished(0, opening.OLD_S + 1)
 
         monkeypatch.setattr(opening, "rebuild", note_rebuild)
-        monkeypatch.setattr(opening, "is_published", is_published)
-        monkeypatch.setattr(opening, "PUBLISHED_WAIT_S", 0.0)
+        monkeypatch.setattr(opening, "oldest_unpublished", oldest)
         yield cluster
 
 
@@ -239,6 +250,86 @@ async def test_a_state_whose_writer_is_not_known_is_rebuilt(cluster: Cluster) ->
     assert (cluster.missed, cluster.rebuilt) == ([], 2)
 
 
+async def test_a_state_of_another_installation_is_rebuilt_though_its_epoch_is_the_one_before(cluster: Cluster) -> None:
+    first = await create_one(cluster)
+    state = cluster.simulation.owner._memory.state
+    state.set_owner("somebody of another ledger")
+    state.forget_job(first.bytes)
+    assert await return_of_a(cluster) == {first}
+    assert (cluster.missed, cluster.rebuilt) == ([], 1)
+
+
+async def test_a_state_that_an_older_build_wrote_is_gone_on_from_when_nobody_else_had_the_partition(
+    cluster: Cluster,
+) -> None:
+    first = await create_one(cluster)
+    cluster.simulation.owner._memory.state._db.delete(b"o")
+    assert await return_of_a(cluster) == {first}
+    assert cluster.rebuilt == 0
+    cluster.simulation.owner._memory.state._db.delete(b"o")
+    await cluster.become("b")
+    assert await return_of_a(cluster) == {first}
+    assert (cluster.missed, cluster.rebuilt) == ([], 2)
+
+
+async def test_more_events_than_are_worth_reading_are_not_read(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "MISSED_AT_LEAST", 3)
+    first = await create_one(cluster)
+    await cluster.become("b")
+    second = await create_one(cluster)
+    assert await return_of_a(cluster) == {first, second}
+    assert (cluster.missed, cluster.rebuilt) == ([2], 1)
+    await cluster.become("b")
+    jobs = {await create_one(cluster) for _ in range(2)}
+    assert await return_of_a(cluster) == {first, second, *jobs}
+    assert cluster.rebuilt == 2
+
+
+async def test_when_kafka_falls_silent_the_ledger_is_read_and_what_happens_meanwhile_comes_after_it(
+    cluster: Cluster,
+) -> None:
+    first = await create_one(cluster)
+    await cluster.become("b")
+    second = await create_one(cluster)
+    cluster.silent_from = 3
+    assert await return_of_a(cluster) == {first, second}
+    assert (cluster.missed, cluster.rebuilt) == ([], 2)
+    assert position(cluster).offset == 4
+
+
+async def test_while_kafka_is_away_the_ledger_is_read_and_what_others_did_comes_once_more(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    first = await create_one(cluster)
+    await cluster.become("b")
+    second = await create_one(cluster)
+    cluster.is_kafka_away = True
+    assert await return_of_a(cluster) == {first, second}
+    assert (cluster.missed, cluster.rebuilt) == ([], 2)
+    assert position(cluster) == Position(cluster.simulation.fence.epoch, 2)
+    cluster.simulation.owner.fold((await cluster.simulation.told())[2:], 4)
+    assert await known(cluster) == await from_the_ledger(cluster, tmp_path / "anew")
+
+
+async def test_without_a_state_of_use_kafka_is_waited_for(cluster: Cluster) -> None:
+    """Where its events go on nobody knows."""
+    first = await create_one(cluster)
+    cluster.is_kafka_away = True
+    with pytest.raises(KafkaUnavailable):
+        await cluster.become("b")
+    cluster.is_kafka_away = False
+    await cluster.simulation.owner.open()
+    assert await return_of_a(cluster) == {first}
+
+
+def position(cluster: Cluster) -> Position:
+    found = cluster.simulation.owner._memory.state.position()
+    assert found is not None
+    return found
+
+
 async def test_while_events_wait_for_kafka_the_ledger_is_read(cluster: Cluster) -> None:
     first = await create_one(cluster)
     await cluster.become("b")
@@ -262,9 +353,8 @@ async def test_a_state_that_was_brought_up_to_date_is_its_owner_s_from_then_on(c
     for _ in range(2):
         await cluster.become("b")
         assert await return_of_a(cluster) == {first}
-    state = cluster.simulation.owner._memory.state
-    assert state.position() == Position(cluster.simulation.fence.epoch, 2)
-    assert state.owner() == cluster.simulation.fence.owner
+    assert position(cluster) == Position(cluster.simulation.fence.epoch, 2)
+    assert cluster.simulation.owner._memory.state.owner() == cluster.simulation.fence.owner
     assert (len(cluster.missed), cluster.rebuilt) == (3, 1)
 
 
@@ -296,13 +386,90 @@ async def test_a_state_that_is_being_rebuilt_is_none(
     await cluster.simulation.owner.open()
 
 
-async def test_events_are_published_once_the_relay_has_taken_what_was_there(ledger_pool: Pool) -> None:
+async def test_the_oldest_row_of_the_outbox_tells_how_far_the_relay_is(ledger_pool: Pool) -> None:
     async with session(ledger_pool) as conn:
-        assert await last_unpublished(conn) is None
-        await put_in_outbox(conn, [(UUID(int=1), PARTITION)], 1)
-        last_id = await last_unpublished(conn)
-        assert last_id is not None
-        await put_in_outbox(conn, [(UUID(int=1), PARTITION)], 2)
-        assert not await is_published(conn, last_id)
-        await delete_from_outbox(conn, [last_id])
-        assert await is_published(conn, last_id)
+        assert (await last_unpublished(conn), await oldest_unpublished(conn)) == (None, None)
+        ids = [await put(conn, age_s) for age_s in (20, 0)]
+        assert await last_unpublished(conn) == ids[1]
+        oldest = await oldest_unpublished(conn)
+        assert oldest is not None
+        assert oldest.id == ids[0]
+        assert 20 <= oldest.age_s < 20 + DEADLINE_S
+        await delete_from_outbox(conn, ids[:1])
+        oldest = await oldest_unpublished(conn)
+        assert oldest is not None
+        assert oldest.id == ids[1]
+
+
+async def put(conn: Connection, age_s: float) -> int:
+    """A row into the outbox that came so long ago; its id."""
+    await put_in_outbox(conn, [(UUID(int=1), PARTITION)], 1)
+    last_id = await last_unpublished(conn)
+    assert last_id is not None
+    await conn.execute("UPDATE outbox SET at = now() - %s * interval '1 second' WHERE id = %s", (age_s, last_id))
+    return last_id
+
+
+class Waiting:
+    """An opening that looks into the ledger's outbox for what the relay has not published yet."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        owner = cluster.simulation.owner
+        around = cluster.simulation._surroundings()
+        self._opening = Opening(owner._memory, owner._folder, owner.fence, around, owner._transaction)
+
+    async def are_published(self) -> bool:
+        return await self._opening._are_published()
+
+
+@pytest.fixture
+def waiting(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Waiting:
+    """For what is not an hour old."""
+    monkeypatch.setattr(opening, "oldest_unpublished", oldest_unpublished)
+    monkeypatch.setattr(opening, "OLD_S", 3600.0)
+    return Waiting(cluster)
+
+
+async def test_an_opening_waits_until_the_relay_has_taken_what_came_a_moment_ago(
+    ledger_pool: Pool, waiting: Waiting
+) -> None:
+    assert await waiting.are_published()
+    async with session(ledger_pool) as conn:
+        ids = [await put(conn, age_s) for age_s in (3, 2)]
+        task = asyncio.create_task(waiting.are_published())
+        await until_looked(ledger_pool, task)
+        await put(conn, 1)  # not waited for
+        await delete_from_outbox(conn, ids[:1])
+        await until_looked(ledger_pool, task)
+        await delete_from_outbox(conn, ids[1:])
+        assert await task
+
+
+async def until_looked(pool: Pool, task: asyncio.Task[bool]) -> None:
+    """The opening has looked into the outbox some times since, and waits."""
+    for _ in range(10):
+        async with session(pool) as conn:
+            await oldest_unpublished(conn)
+        await asyncio.sleep(opening.PUBLISHED_AGAIN_S)
+    assert not task.done()
+
+
+async def test_an_opening_waits_for_nothing_that_is_old_and_so_does_the_next_one_until_that_is_published(
+    ledger_pool: Pool, waiting: Waiting
+) -> None:
+    async with session(ledger_pool) as conn:
+        ids = [await put(conn, age_s) for age_s in (2 * opening.OLD_S, 0)]
+        assert not await waiting.are_published()
+        assert not await waiting.are_published()
+        await delete_from_outbox(conn, ids)
+        assert await waiting.are_published()
+
+
+async def test_what_came_a_moment_ago_is_waited_for_until_it_is_old(
+    ledger_pool: Pool, waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "OLD_S", 0.3)
+    async with session(ledger_pool) as conn:
+        await put(conn, 0)
+        assert not await waiting.are_published()
+        assert not await waiting.are_published()

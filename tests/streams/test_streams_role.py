@@ -189,12 +189,12 @@ class Rebuilds:
 def rebuilds(monkeypatch: pytest.MonkeyPatch) -> Rebuilds:
     rebuilds, rebuild = Rebuilds(), Opening._rebuild
 
-    async def noting(self: Opening) -> int:
+    async def noting(self: Opening, offset: int) -> int:
         rebuilds.seen.append((self._folder.parent.name, self._fence.partition))
-        return await rebuild(self)
+        return await rebuild(self, offset)
 
     monkeypatch.setattr(Opening, "_rebuild", noting)
-    monkeypatch.setattr(opening, "PUBLISHED_WAIT_S", DEADLINE_S)
+    monkeypatch.setattr(opening, "OLD_S", DEADLINE_S)
     return rebuilds
 
 

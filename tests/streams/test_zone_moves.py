@@ -128,16 +128,19 @@ async def test_who_comes_back_moves_what_another_with_other_rules_has_moved_mean
     """Its own state says that all cursors are of its rules, which they were."""
     simulation, missed = fleet.simulation, list[int]()
 
-    async def read_missed(_partition: int, _offset: int, _limit: int, fold: Fold) -> int:
-        fold(events := await simulation.told(), len(events))
-        missed.append(len(events))
-        return len(events)
+    async def read_missed(_partition: int, _offset: int, end: int, fold: Fold) -> int:
+        fold(await simulation.told(), end)
+        missed.append(end)
+        return end
 
-    async def is_published(*_: object) -> bool:
-        return True
+    async def end_offset(_: int) -> int:
+        return len(await simulation.told())
 
-    simulation.missed_events = read_missed
-    monkeypatch.setattr(opening, "is_published", is_published)
+    async def nothing_waits(_: object) -> None:
+        return None
+
+    simulation.missed_events, simulation.end_offset = read_missed, end_offset
+    monkeypatch.setattr(opening, "oldest_unpublished", nothing_waits)
     job_id, its_folder = await fleet.create(NINE), simulation.folder
     simulation.folder = tmp_path / "another"
     await fleet.start(SUMMER)
