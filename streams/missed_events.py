@@ -50,15 +50,15 @@ class MissedEvents:
         self._any_asked = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
 
-    async def __call__(self, partition: int, offset: int, end: int, fold: Fold) -> int | None:
+    async def __call__(self, partition: int, offset: int, end: int, limit: int, fold: Fold) -> int | None:
         """Fold what the topic has from the offset to the end, or a bit more; returns the offset after it.
 
-        None when it is not all there any more, or Kafka is silent; some of it may be folded then. A partition is read
-        for one caller at a time.
+        None when it is more than `limit` events or not all there any more, or when Kafka is silent; some of it may be
+        folded then. A partition is read for one caller at a time.
         """
         if offset >= end:
             return offset
-        reading = _Reading(partition, offset, end, fold, asyncio.get_running_loop().create_future())
+        reading = _Reading(partition, offset, end, limit, fold, asyncio.get_running_loop().create_future())
         self._asked.append(reading)
         self._any_asked.set()
         if self._reader is None:
@@ -90,7 +90,7 @@ class MissedEvents:
         try:
             while reader.is_busy() or await self._is_asked():
                 asked, self._asked = self._asked, []
-                await reader.read_on(asked)
+                await reader.read_on([reading for reading in asked if not reading.done.done()])
         finally:
             await reader.close()
 
@@ -109,11 +109,15 @@ class _Reading:
     partition: int
     offset: int
     end: int
+    limit: int
     fold: Fold
     done: asyncio.Future[int | None]
 
     def take(self, events: list[Event], next_offset: int) -> None:
         """Fold, unless nobody waits any more."""
+        self.limit -= len(events)
+        if self.limit < 0:
+            self.give_up()
         if self.done.done():
             return
         try:

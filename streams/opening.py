@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 
 OLD_S = 3.0  # of a row in the outbox: the relay takes milliseconds, unless it or Kafka is away
 PUBLISHED_AGAIN_S = 0.02
-MISSED_AT_LEAST = 1_000  # records; each has up to a thousand events, most have some
-KEYS_A_RECORD = 50  # to rebuild so many costs what it costs to fold a record
+MISSED_AT_LEAST = 20_000  # events, in a sixth of a second
+EVENTS_A_RECORD = 20  # some; it has up to a thousand
 
 
 class Opened(NamedTuple):
@@ -127,22 +127,20 @@ class Opening:
 
     async def _bring_up_to_date(self, position: Position, end: int) -> int | None:
         """Fold what happened since; None when it cannot be had. Until the end of it the state stays its writer's."""
+        # An event costs what a key costs to rebuild: if there turn out to be more, the half was in vain, but no more.
+        limit = max(MISSED_AT_LEAST, self._memory.state.keys())
         missed = end - position.offset
-        if self._around.missed_events is None or not 0 <= missed <= self._worth_reading():
+        if self._around.missed_events is None or not 0 <= missed <= limit // EVENTS_A_RECORD:
             return None
 
         def fold(events: list[Event], next_offset: int) -> None:
             self._memory.fold(events, Position(position.epoch, next_offset))
 
-        reached = await self._around.missed_events(self._fence.partition, position.offset, end, fold)
+        reached = await self._around.missed_events(self._fence.partition, position.offset, end, limit, fold)
         if reached is not None:
             told = self._fence.partition, position.epoch, missed
             log.info("partition %d: the state of epoch %d was brought up to date by %d records of events", *told)
         return reached
-
-    def _worth_reading(self) -> int:
-        """Up to how many records are read rather than the ledger."""
-        return max(MISSED_AT_LEAST, self._memory.state.keys() // KEYS_A_RECORD)
 
     async def _rebuild(self, offset: int) -> int:
         """Read the ledger, which tells all that was before the offset, where to go on."""

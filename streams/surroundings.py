@@ -43,7 +43,7 @@ class Surroundings:
     wake_timekeeper: Callable[[int], None]  # of a partition
     end_offset: Callable[[int], Awaitable[int]]  # of a partition of run-events
     crash: Callable[[Exception], None]
-    missed_events: Callable[[int, int, int, Fold], Awaitable[int | None]] | None = None
+    missed_events: Callable[[int, int, int, int, Fold], Awaitable[int | None]] | None = None
     opening_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPENING_AT_ONCE))
     apply_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(APPLYING_AT_ONCE))
     catch_up_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))

@@ -73,7 +73,7 @@ class Simulation:
         self.pool, self.folder, self.clock = pool, folder, clock
         self.hints, self.rates = HintLog(), QueueRates()
         self.rate_share = 1.0
-        self.missed_events: Callable[[int, int, int, Fold], Awaitable[int | None]] | None = None
+        self.missed_events: Callable[[int, int, int, int, Fold], Awaitable[int | None]] | None = None
         self.end_offset: Callable[[int], Awaitable[int]] = _no_events
         self.hinted: dict[UUID, datetime] = {}  # when each run was first hinted
         self.owner: PartitionOwner

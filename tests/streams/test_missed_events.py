@@ -23,6 +23,7 @@ from tests.streams.event_samples import PARTITIONS, new_topics, produce_events, 
 from tests.streams.waiting import until
 
 FAR = 1_000  # an end that does not come
+MANY = 1_000
 
 
 class Folded:
@@ -40,12 +41,12 @@ class Folded:
         values = [Codec().encode("RunEvents", {"partition": partition, "events": [event]}) for event in events]
         await asyncio.to_thread(produce_values, self.bootstrap, self.topics.run_events, values, partition)
 
-    async def read(self, offset: int, end: int, partition: int = 0) -> int | None:
+    async def read(self, offset: int, end: int, partition: int = 0, limit: int = MANY) -> int | None:
         def fold(events: list[Event], next_offset: int) -> None:
             self.versions[partition] += [event.version for event in events]
             self.offsets[partition].append(next_offset)
 
-        return await self.missed(partition, offset, end, fold)
+        return await self.missed(partition, offset, end, limit, fold)
 
 
 @pytest_asyncio.fixture
@@ -89,6 +90,14 @@ async def test_a_record_that_is_none_of_ours_is_passed_over(folded: Folded) -> N
     await asyncio.to_thread(produce_events, folded.bootstrap, folded.topics, [nobody])
     assert await folded.read(0, 3) == 3
     assert folded.versions[0] == [1]
+
+
+async def test_more_events_than_are_worth_it_are_not_folded(folded: Folded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(missed_events, "EVENTS_AT_ONCE", 4)
+    await folded.produce(range(1, 12))
+    assert await folded.read(0, 11, limit=10) is None
+    assert len(folded.versions[0]) <= 10
+    assert await folded.read(1, 11, limit=10) == 11
 
 
 @pytest.mark.apache_kafka(reason="tansu deletes no records")
@@ -172,7 +181,7 @@ async def test_a_fold_that_fails_fails_who_asked_for_it_alone(folded: Folded) ->
 
     for partition in range(2):
         await folded.produce(range(1, 4), partition)
-    failing, other = folded.missed(0, 0, 3, fail), folded.read(0, 3, 1)
+    failing, other = folded.missed(0, 0, 3, MANY, fail), folded.read(0, 3, 1)
     found = await asyncio.gather(failing, other, return_exceptions=True)
     assert isinstance(found[0], ValueError)
     assert found[1] == 3

@@ -100,9 +100,10 @@ class Cluster:
             raise KafkaUnavailable("away")
         return len(await self.simulation.told())
 
-    async def _read_missed(self, partition: int, offset: int, end: int, fold: Fold) -> int | None:
+    async def _read_missed(self, partition: int, offset: int, end: int, limit: int, fold: Fold) -> int | None:
         assert partition == PARTITION
         told = await self.simulation.told()
+        assert limit == opening.MISSED_AT_LEAST
         if offset < self.lost:
             return None
         for at in range(offset, end):
@@ -230,6 +231,17 @@ async def test_what_an_owner_did_of_whom_no_event_tells_is_read_from_the_ledger(
     assert (cluster.missed, cluster.rebuilt) == ([], 2)
 
 
+async def test_after_a_backup_was_restored_a_state_is_rebuilt_that_is_ahead_of_it(cluster: Cluster) -> None:
+    """Though nobody else has owned the partition."""
+    first, after_backup = await create_one(cluster), job_on(PARTITION)
+    lost = [event for event in await cluster.simulation.told() if event.run_id is None]
+    cluster.simulation.owner.fold([event._replace(job_id=after_backup.bytes) for event in lost], 3)
+    async with session(cluster.simulation.pool) as conn:
+        await declare_restored(conn)
+    assert await return_of_a(cluster) == {first}
+    assert (cluster.missed, cluster.rebuilt) == ([], 1)
+
+
 async def test_after_a_backup_was_restored_every_state_is_rebuilt(cluster: Cluster) -> None:
     """It may know of what was after the backup."""
     first = await create_one(cluster)
@@ -275,7 +287,7 @@ async def test_a_state_that_an_older_build_wrote_is_gone_on_from_when_nobody_els
 async def test_more_events_than_are_worth_reading_are_not_read(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "MISSED_AT_LEAST", 3)
+    monkeypatch.setattr(opening, "EVENTS_A_RECORD", opening.MISSED_AT_LEAST // 3)
     first = await create_one(cluster)
     await cluster.become("b")
     second = await create_one(cluster)

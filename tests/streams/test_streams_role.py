@@ -18,7 +18,8 @@ from faust.assignor import PartitionAssignor
 from prometheus_client import REGISTRY
 
 from connectors.stack import KafkaBroker
-from ledger.connection import Pool, session
+from ledger.connection import Connection, Pool, session
+from ledger.outbox import Unpublished
 from ledger.partitions import PartitionStatus, list_partitions
 from schemas.codec import Codec
 from schemas.commands import Command
@@ -244,6 +245,32 @@ async def test_one_that_joins_takes_its_even_share_and_what_it_leaves_the_others
             rebuilds.seen.clear()
         await until(lambda: (a.partitions(), b.partitions()) == (before["a"], before["b"]))
         assert rebuilds.seen == []
+
+
+async def test_while_the_relay_is_away_no_partition_waits_for_it(
+    streams: Streams, rebuilds: Rebuilds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its states are of older epochs, and what another has done since waits for Kafka."""
+    async with streams.role("a") as a:
+        await until(lambda: a.partitions() == ALL)
+    async with streams.role("b") as b:
+        streams.produce([create(job_on(partition)) for partition in ALL])
+        await until(lambda: b.partitions() == ALL)
+        await until(lambda: streams.consumed(PARTITIONS))
+    await fetch(streams.pool, "UPDATE outbox SET at = at - interval '1 hour' RETURNING id")
+    looks, look = list[Unpublished | None](), opening.oldest_unpublished
+
+    async def looking(conn: Connection) -> Unpublished | None:
+        looks.append(await look(conn))
+        return looks[-1]
+
+    monkeypatch.setattr(opening, "oldest_unpublished", looking)
+    rebuilds.seen.clear()
+    async with streams.role("a") as a:
+        await until(lambda: a.partitions() == ALL)
+        assert len(looks) == PARTITIONS  # one each
+        assert sorted(rebuilds.of("a")) == ALL
+        assert [len(_known_runs(owner)) for owner in a.owners()] == [1] * PARTITIONS
 
 
 @pytest.mark.parametrize("old_first", [True, False])

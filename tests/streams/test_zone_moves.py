@@ -128,7 +128,7 @@ async def test_who_comes_back_moves_what_another_with_other_rules_has_moved_mean
     """Its own state says that all cursors are of its rules, which they were."""
     simulation, missed = fleet.simulation, list[int]()
 
-    async def read_missed(_partition: int, _offset: int, end: int, fold: Fold) -> int:
+    async def read_missed(_partition: int, _offset: int, end: int, _limit: int, fold: Fold) -> int:
         fold(await simulation.told(), end)
         missed.append(end)
         return end
