@@ -98,7 +98,8 @@ class MissedEvents:
         self._any_asked.clear()
         if not self._asked:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._any_asked.wait(), KEPT_S)
+                async with asyncio.timeout(KEPT_S):
+                    await self._any_asked.wait()
         return bool(self._asked)
 
 
