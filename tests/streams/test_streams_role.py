@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY
 
 from connectors.stack import KafkaBroker
 from ledger.connection import Connection, Pool, session
-from ledger.outbox import Unpublished
+from ledger.outbox import Unpublished, oldest_unpublished
 from ledger.partitions import PartitionStatus, list_partitions
 from schemas.codec import Codec
 from schemas.commands import Command
@@ -258,10 +258,10 @@ async def test_while_the_relay_is_away_no_partition_waits_for_it(
         await until(lambda: b.partitions() == ALL)
         await until(lambda: streams.consumed(PARTITIONS))
     await fetch(streams.pool, "UPDATE outbox SET at = at - interval '1 hour' RETURNING id")
-    looks, look = list[Unpublished | None](), opening.oldest_unpublished
+    looks = list[Unpublished | None]()
 
     async def looking(conn: Connection) -> Unpublished | None:
-        looks.append(await look(conn))
+        looks.append(await oldest_unpublished(conn))
         return looks[-1]
 
     monkeypatch.setattr(opening, "oldest_unpublished", looking)
