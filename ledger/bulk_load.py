@@ -2,7 +2,8 @@
 
 Creating jobs goes by the commands topic, which whoever has a lot of them uses too. Here nothing is told to anybody: no
 event, no owner's memory. So each batch is in a transaction of the partition's owner, who is nobody but the loader: a
-takeover before the load ends whatever owner there is, and whoever takes over after it reads the partition anew.
+takeover before the load ends whatever owner there is, and whoever takes over after it reads the partition anew, since
+the loader's epoch is one of which nobody knows anything.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from ledger.fence import OwnerTransaction
 from ledger.jobs import POLICY_COLUMNS, NewJob, Policies
+from ledger.partitions import leave_untold
 from schemas.zones import TZDATA_VERSION
 
 # The columns that are each job's own come first. The others are the same for many, and are packed once for all of them.
@@ -45,6 +47,7 @@ async def copy_jobs(tx: OwnerTransaction, jobs: Sequence[NewJob]) -> None:
 
     At most some thousands: the transaction's time is bounded. Raises psycopg's UniqueViolation for an id that exists.
     """
+    await leave_untold(tx)
     partition = _INT4.pack(4, tx.fence.partition)
     await _copy(tx, COPY_JOBS, (_job_row(partition, job) for job in jobs))
     await _copy(tx, COPY_RUNS, (_run_row(partition, job) for job in jobs if job.run_id is not None))

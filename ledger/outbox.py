@@ -131,6 +131,32 @@ class _MicrosArrayLoader(Loader):
                 yield int.from_bytes(data[place - 8 : place], "big", signed=True) + _MICROS_1970_TO_2000
 
 
+LAST_UNPUBLISHED = "SELECT max(id) FROM outbox"
+
+
+async def last_unpublished(conn: Connection) -> int | None:
+    """The highest id of a row that waits; None when none does."""
+    row = await (await conn.execute(LAST_UNPUBLISHED)).fetchone()
+    return row[0] if row else None
+
+
+class Unpublished(NamedTuple):
+    """A row that waits for the relay, and for how long it has."""
+
+    id: int
+    age_s: float
+
+
+OLDEST_UNPUBLISHED = "SELECT id, extract(epoch FROM now() - at)::float8 FROM outbox ORDER BY id LIMIT 1"
+
+
+async def oldest_unpublished(conn: Connection) -> Unpublished | None:
+    """The row that the relay takes next; None when none waits. Kafka has the events of all rows that came before it,
+    but for those whose transactions were still open."""
+    row = await (await conn.execute(OLDEST_UNPUBLISHED)).fetchone()
+    return Unpublished(*row) if row else None
+
+
 DELETE_FROM_OUTBOX = "DELETE FROM outbox WHERE id = ANY(%s)"
 
 

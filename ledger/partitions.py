@@ -9,7 +9,7 @@ from typing import NamedTuple
 from psycopg.errors import UndefinedTable
 
 from ledger.connection import Connection
-from ledger.fence import OwnerTransaction
+from ledger.fence import Fence, OwnerTransaction
 from schemas.errors import LedgerMismatch
 
 
@@ -77,7 +77,37 @@ async def list_takeovers(conn: Connection, partition: int, since: datetime) -> l
     return [Tenure(*row) for row in await (await conn.execute(LIST_TAKEOVERS, asked)).fetchall()]
 
 
-FORGET_TAKEOVERS = "DELETE FROM takeovers WHERE at < now() - interval '30 days'"
+# Epochs without a takeover are jumps: after a backup was restored, or for a new commands topic.
+IS_TOLD_SINCE = """
+SELECT count(*) = %(epoch)s - %(since)s + 1 AND bool_or(epoch = %(since)s AND owner = %(owner)s)
+FROM takeovers WHERE partition = %(partition)s AND epoch BETWEEN %(since)s AND %(epoch)s
+"""
+
+
+async def is_told_since(conn: Connection, fence: Fence, epoch: int, owner: str) -> bool:
+    """Whether events tell all that has become of a partition's jobs since an earlier epoch of that owner's.
+
+    So it is when this ledger knows that owner and everyone since, up to the fence's. False too when it knew them, but
+    has forgotten them.
+    """
+    asked = {"partition": fence.partition, "epoch": fence.epoch, "since": epoch, "owner": owner}
+    row = await (await conn.execute(IS_TOLD_SINCE, asked)).fetchone()
+    return bool(row and row[0])
+
+
+LEAVE_UNTOLD = "DELETE FROM takeovers WHERE partition = %s AND epoch = %s"
+
+
+async def leave_untold(tx: OwnerTransaction) -> None:
+    """No event tells what this owner does: as if it were not known who had the partition meanwhile."""
+    await tx.conn.execute(LEAVE_UNTOLD, (tx.fence.partition, tx.fence.epoch))
+
+
+# The last ones stay, however old: whoever has owned a partition for months is known when it comes back.
+FORGET_TAKEOVERS = """
+DELETE FROM takeovers t USING partitions p
+WHERE t.partition = p.partition AND t.at < now() - interval '30 days' AND t.epoch <= p.epoch - 100
+"""
 
 
 async def forget_takeovers(conn: Connection) -> None:

@@ -233,7 +233,7 @@ CREATE TABLE queue_settings (
     PRIMARY KEY (tenant, queue)
 );
 
--- Who took a partition over when: for telling why a run waited.
+-- Who took a partition over when: for telling why a run waited, and whether events tell all since an owner's epoch.
 CREATE TABLE takeovers (
     partition       int NOT NULL,
     epoch           bigint NOT NULL,

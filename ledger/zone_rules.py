@@ -19,6 +19,15 @@ async def has_rules(conn: Connection) -> bool:
     return bool(row and row[0])
 
 
+HAS_OTHER_RULES = "SELECT EXISTS (SELECT FROM zone_rules WHERE tzdata_version <> %s)"
+
+
+async def has_other_rules(conn: Connection) -> bool:
+    """Whether the rules of another tzdata are kept, too: then some owner has run it, at some time."""
+    row = await (await conn.execute(HAS_OTHER_RULES, (TZDATA_VERSION,))).fetchone()
+    return bool(row and row[0])
+
+
 KEEP_RULES = """
 INSERT INTO zone_rules (tzdata_version, zone, tzif)
 SELECT %(tzdata)s, * FROM unnest(%(zones)b::text[], %(tzifs)b::bytea[])

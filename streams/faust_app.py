@@ -8,6 +8,7 @@ What is ours, and why (faust-streaming 0.15.3, pinned; tests/streams/test_faust_
 * Records go to their owners as they were fetched: two tasks, a queue and a turn of a stream for each would cost more
   than all else that is done with it. The inboxes know what was seen, and what is missing.
 * The group is joined at once: there are no tables to wait for.
+* Partitions are shared out by who has their state (streams/sticky_assignor.py), through Faust's own setting.
 * What Faust does by the clock and nobody here needs is left out: while nothing happens its two loops wake for the
   group's heartbeat, for fetches, and for little else.
 """
@@ -31,6 +32,7 @@ from mode import Service
 from streams.breath import Breath
 from streams.ownership import Ownership
 from streams.rejections import RawCommand
+from streams.sticky_assignor import StickyAssignor
 
 log = logging.getLogger(__name__)
 
@@ -173,6 +175,7 @@ class OwnersApp(faust.App):  # type: ignore[misc]
     BootStrategy = _ReadingOnly
     ownership: Ownership
     commands_topic: str
+    state_folder: Path
 
     def _new_transport(self) -> LedgerTransport:
         return LedgerTransport(self.conf.broker_consumer, self)
@@ -209,6 +212,8 @@ def create_owners_app(
         topic_disable_leader=True,
         web_enabled=False,
         TableManager=NoTables,
+        PartitionAssignor=StickyAssignor,
+        table_standby_replicas=1,  # with none, and without tables, Faust would not ask the assignor
         broker_session_timeout=session_timeout_s,
         broker_heartbeat_interval=HEARTBEAT_INTERVAL_S,
         broker_rebalance_timeout=10.0,
@@ -218,7 +223,7 @@ def create_owners_app(
         stream_wait_empty=False,
         **settings,
     )
-    app.ownership, app.commands_topic = ownership, commands_topic
+    app.ownership, app.commands_topic, app.state_folder = ownership, commands_topic, state_folder
     topic = app.topic(
         commands_topic,
         key_type=bytes,

@@ -27,6 +27,7 @@ from streams.catch_up import DEADLINE
 from streams.command_applier import CommandApplier
 from streams.command_inbox import CommandInbox
 from streams.decider import Decider
+from streams.kept_states import folder_of
 from streams.metrics import (
     EPOCHS_LOST,
     EVENTS_FOLDED,
@@ -37,12 +38,13 @@ from streams.metrics import (
     RUNS_BLOCKED,
     RUNS_REHINTED,
 )
+from streams.opening import Opening
 from streams.partition_memory import Fired, PartitionMemory
-from streams.rebuild import rebuild, reconcile, take_in
+from streams.rebuild import reconcile, take_in
 from streams.rejections import RawCommand
 from streams.surroundings import Surroundings
 from streams.timers import EVERY_INSTANT, Position, Rhythm, from_us, to_us
-from streams.zone_moves import follow_zone_rules, stamp
+from streams.zone_moves import stamp
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +69,7 @@ class PartitionOwner:
     ) -> None:
         self.fence, self.inbox = takeover.fence, inbox
         self._around, self._on_lost = around, on_lost
-        self._folder = around.state_folder / f"p-{self.fence.partition:04d}"
+        self._folder = folder_of(around.state_folder, self.fence.partition)
         self._memory = PartitionMemory(self._folder)
         self._applier = CommandApplier(self.fence, around.pool, around.returns, around.codec, around.partitions)
         self._admissions = AdmissionQueue()
@@ -83,19 +85,9 @@ class PartitionOwner:
         self._lost = False
 
     async def open(self) -> int:
-        """Make the memory that of this epoch; returns the offset of run-events to go on folding from.
-
-        The state on disk is good when the epoch before this one wrote it: then nobody else owned the partition since,
-        and what it missed is in the events after its position. Else it is rebuilt from the ledger. Before that the jobs
-        are made those of our tzdata, unless that state says that all of them are: then no job is looked at.
-        """
-        position, moved = self._memory.state.position(), list[Event]()
-        is_good = position is not None and position.epoch == self.fence.epoch - 1
-        if not is_good or self._memory.state.tzdata_version() != TZDATA_VERSION:
-            self._memory.state.set_tzdata_version(None)  # first: only some of them are, while they are moved
-            moved, self._unstamped = await follow_zone_rules(self._around.pool, self.fence.partition, self._transaction)
-        offset = position.offset if position is not None and is_good else await self._rebuild()
-        self._memory.fold(moved, Position(self.fence.epoch, offset))
+        """Make the memory that of this epoch; returns the offset of run-events to go on folding from."""
+        opening = Opening(self._memory, self._folder, self.fence, self._around, self._transaction)
+        offset, self._unstamped = await opening.open()
         for gauge, ask in self._gauges:
             gauge.tell(self.fence.partition, ask)
         return offset
@@ -201,13 +193,6 @@ class PartitionOwner:
     async def _prove(self) -> None:
         async with self._transaction():
             pass
-
-    async def _rebuild(self) -> int:
-        self._memory.clear()
-        # The end first: whatever happens while the ledger is read is then folded on top, guarded by its versions.
-        offset = await self._around.end_offset(self.fence.partition)
-        await rebuild(self._memory, self._around.pool, self.fence.partition)
-        return offset
 
     async def _guard(self, work: Callable[[], Awaitable[Any]]) -> None:
         """Repeat a piece of work until the owner is lost."""

@@ -22,6 +22,7 @@ from streams.decision_rounds import DecisionRounds
 from streams.event_feed import EventFeed
 from streams.faust_app import SESSION_TIMEOUT_S, OwnersApp, create_owners_app
 from streams.metrics import CLOCK_SKEW_SECONDS, TIMERS_LOADED
+from streams.missed_events import MissedEvents
 from streams.ownership import Ownership
 from streams.partition_owner import PartitionOwner
 from streams.pulse import pulse
@@ -74,9 +75,12 @@ class StreamsRole:
             )
             feed.start()
             stack.push_async_callback(feed.close)
+            missed_events = MissedEvents(self.bootstrap, self.topics.run_events, self.codec)
+            stack.push_async_callback(missed_events.close)
             shared = partial(
                 Surroundings, codec=self.codec, hints=hints, returns=returns, partitions=shards.partitions,
                 state_folder=self.state_folder, end_offset=feed.end_offset, crash=crash, rate_share=1 / shards.in_use(),
+                missed_events=missed_events,
             )  # fmt: skip
             around = {
                 shard: await _keep_time(stack, shared, pool, partial(_owners_on, shard, shards, ownership), crash)

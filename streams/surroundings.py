@@ -11,6 +11,7 @@ from ledger.clock import LedgerClock
 from ledger.connection import Pool
 from schemas.codec import Codec
 from streams.decision_rounds import DecisionRounds
+from streams.missed_events import Fold
 from streams.queue_rates import QueueRates
 from streams.ready_hints import ReadyHints
 from streams.rejections import CommandReturns
@@ -27,7 +28,8 @@ OPENING_AT_ONCE = 4
 class Surroundings:
     """Given to every owner; the turns are what they take in turns, so that a process does not do it all at once.
 
-    All of it but hints and returns is about one shard: one that is away has nobody else's turn.
+    All of it but hints, returns and missed events is about one shard: one that is away has nobody else's turn.
+    missed_events: a MissedEvents; without it a state that is behind an epoch is always rebuilt.
     """
 
     pool: Pool
@@ -41,6 +43,7 @@ class Surroundings:
     wake_timekeeper: Callable[[int], None]  # of a partition
     end_offset: Callable[[int], Awaitable[int]]  # of a partition of run-events
     crash: Callable[[Exception], None]
+    missed_events: Callable[[int, int, int, int, Fold], Awaitable[int | None]] | None = None
     opening_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPENING_AT_ONCE))
     apply_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(APPLYING_AT_ONCE))
     catch_up_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))

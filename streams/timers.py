@@ -7,6 +7,7 @@ Keys, all big-endian so that order is time order (instants in microseconds):
     r <run id>            which of d or l, when, version
     j <job id>            JobTimer
     p                     Position
+    o                     the owner of its epoch
     z                     the tzdata that all cursors are computed with
 """
 

@@ -52,6 +52,18 @@ class TimingState:
         raw = self._db.get(b"p")
         return Position(*POSITION.unpack(raw)) if raw else None
 
+    def owner(self) -> str | None:
+        """Who wrote this state, under the position's epoch; None when it is not known."""
+        raw: bytes | None = self._db.get(b"o")
+        return raw.decode() if raw else None
+
+    def set_owner(self, owner: str) -> None:
+        self._db.put(b"o", owner.encode())
+
+    def keys(self) -> int:
+        """About how many there are: four for a recurring job and its run."""
+        return self._db.property_int_value("rocksdb.estimate-num-keys") or 0
+
     def clear(self) -> None:
         """Forget everything."""
         self._db.delete_range(b"", b"\xff")

@@ -7,6 +7,7 @@ nothing to do wakes a process several times a second.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from schemas.errors import KafkaUnavailable
 
 TIMEOUT_S = 5.0
+AWAY_S = 1.0  # after somebody has waited in vain others need not: so many partitions are not asked about one by one
 KEPT_S = 10.0  # longer than an answer takes, be it that nobody waits for it any more
 
 
@@ -25,16 +27,20 @@ class TopicEnds:
         self._topic, self._config = topic, config
         self._client: Consumer | None = None
         self._asked = 0
+        self._away_until = 0.0
         self._closing: asyncio.TimerHandle | None = None
 
     async def of(self, partition: int) -> int:
         """The offset that the partition's next record will have. Raises KafkaUnavailable."""
+        if time.monotonic() < self._away_until:
+            raise KafkaUnavailable(f"the end of {self._topic} is unknown: nobody answered a moment ago")
         client = self._begin()
         try:
             _, high = await asyncio.to_thread(
                 client.get_watermark_offsets, TopicPartition(self._topic, partition), TIMEOUT_S
             )
         except KafkaException as error:
+            self._away_until = time.monotonic() + AWAY_S
             raise KafkaUnavailable(f"the end of {self._topic} is unknown: {error}") from error
         finally:
             self._end()

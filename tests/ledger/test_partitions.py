@@ -13,11 +13,16 @@ from ledger.connection import Pool, session
 from ledger.fence import Fence, owner_transaction, release_partition, say_decided, take_over
 from ledger.partitions import (
     advance_offset,
+    forget_takeovers,
+    is_told_since,
+    leave_untold,
     list_partitions,
     list_takeovers,
     owners_keep_up,
     partition_count,
+    reset_offsets,
 )
+from ledger.restoration import declare_restored
 from ledger.shard_map import init_alone
 from schemas.errors import LedgerMismatch
 from schemas.ids import MAX_PARTITIONS
@@ -157,3 +162,70 @@ async def test_a_release_never_puts_back_what_was_said(ledger_pool: Pool) -> Non
     await say_decided(ledger_pool, {fence: FAR})
     await release_partition(ledger_pool, fence, NOW)
     assert (await decided(ledger_pool))[2] == FAR
+
+
+async def told_since(pool: Pool, fence: Fence, earlier: Fence) -> bool:
+    async with session(pool) as conn:
+        return await is_told_since(conn, fence, earlier.epoch, earlier.owner)
+
+
+async def owners(pool: Pool, *names: str) -> list[Fence]:
+    """One after the other, of a partition."""
+    return [(await take_over(pool, 2, name)).fence for name in names]
+
+
+async def test_what_became_of_jobs_is_told_since_an_owner_that_the_ledger_knows_with_all_since(
+    ledger_pool: Pool,
+) -> None:
+    await take_over(ledger_pool, 3, "a")
+    first, second, last = await owners(ledger_pool, "a", "b", "c")
+    assert await told_since(ledger_pool, last, first)
+    assert await told_since(ledger_pool, last, second)
+    assert await told_since(ledger_pool, second, first)
+
+
+async def test_it_is_not_told_since_an_owner_of_another_ledger(ledger_pool: Pool) -> None:
+    first, _, last = await owners(ledger_pool, "a", "b", "c")
+    assert not await told_since(ledger_pool, last, Fence(2, first.epoch, "a/of another ledger"))
+    assert not await told_since(ledger_pool, last, Fence(2, last.epoch + 1, "d"))
+    assert not await told_since(ledger_pool, last, Fence(2, 0, "a"))
+
+
+async def test_it_is_not_told_since_a_backup_was_restored(ledger_pool: Pool) -> None:
+    """Whoever has a state of before may have seen what is not in the backup."""
+    first, second = await owners(ledger_pool, "a", "b")
+    async with session(ledger_pool) as conn:
+        await declare_restored(conn)
+    after, last = await owners(ledger_pool, "c", "d")
+    assert not await told_since(ledger_pool, last, first)
+    assert not await told_since(ledger_pool, last, second)
+    assert await told_since(ledger_pool, last, after)
+
+
+async def test_it_is_not_told_since_the_topics_were_made_anew(ledger_pool: Pool) -> None:
+    [first] = await owners(ledger_pool, "a")
+    async with owner_transaction(ledger_pool, first) as tx:
+        await advance_offset(tx, 7)
+    async with session(ledger_pool) as conn:
+        assert await reset_offsets(conn) == 1
+    [last] = await owners(ledger_pool, "b")
+    assert not await told_since(ledger_pool, last, first)
+
+
+async def test_it_is_not_told_by_an_owner_who_wrote_without_events(ledger_pool: Pool) -> None:
+    first, silent = await owners(ledger_pool, "a", "loader")
+    async with owner_transaction(ledger_pool, silent) as tx:
+        await leave_untold(tx)
+    [last] = await owners(ledger_pool, "b")
+    assert not await told_since(ledger_pool, last, first)
+    assert await told_since(ledger_pool, (await owners(ledger_pool, "c"))[0], last)
+
+
+async def test_it_is_not_known_to_be_told_once_the_owners_are_forgotten(ledger_pool: Pool) -> None:
+    first, second = await owners(ledger_pool, "a", "b")
+    [last] = [await owners(ledger_pool, "c") for _ in range(99)][-1]
+    async with session(ledger_pool) as conn:
+        await conn.execute("UPDATE takeovers SET at = now() - interval '31 days'")
+        await forget_takeovers(conn)
+    assert not await told_since(ledger_pool, last, first)
+    assert await told_since(ledger_pool, last, second)  # the last hundred are known, however long ago they were

@@ -5,7 +5,7 @@ The ledger is real; `now` is what the owner's transactions say, and what the wor
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -23,12 +23,14 @@ from ledger.queue_settings import set_rate
 from ledger.runs import find_due
 from schemas.codec import Codec
 from schemas.commands import Command
+from schemas.events import Event as RunEvent
 from streams import decider, partition_owner
 from streams.command_batch import apply_commands
 from streams.command_inbox import CommandInbox
 from streams.decision_rounds import DecisionRounds
 from streams.effects import Effects
 from streams.event_feed import OwnerEvents
+from streams.missed_events import Fold
 from streams.outbox_events import EventRecord, encode_events
 from streams.partition_owner import PartitionOwner
 from streams.queue_rates import QueueRates
@@ -71,6 +73,8 @@ class Simulation:
         self.pool, self.folder, self.clock = pool, folder, clock
         self.hints, self.rates = HintLog(), QueueRates()
         self.rate_share = 1.0
+        self.missed_events: Callable[[int, int, int, int, Fold], Awaitable[int | None]] | None = None
+        self.end_offset: Callable[[int], Awaitable[int]] = _no_events
         self.hinted: dict[UUID, datetime] = {}  # when each run was first hinted
         self.owner: PartitionOwner
 
@@ -176,10 +180,14 @@ class Simulation:
         async with self.transaction() as tx:
             await expire_leases(tx.conn, run_ids, now=self.now)
 
+    async def told(self) -> list[RunEvent]:
+        """Everything in the outbox, as owners read it."""
+        wire = Codec().header("RunEvents") + EventRecord(PARTITION, await self._outbox()).body()
+        return OwnerEvents(Codec()).of(wire)
+
     async def feed(self) -> None:
         """Everything in the outbox comes back to the owner, as it does by Kafka."""
-        wire = Codec().header("RunEvents") + EventRecord(PARTITION, await self._outbox()).body()
-        self.owner.fold(OwnerEvents(Codec()).of(wire), 1)
+        self.owner.fold(await self.told(), 1)
         await self.work()
 
     async def events(self, job_id: UUID, *kinds: str) -> list[Event]:
@@ -235,8 +243,9 @@ class Simulation:
             self.folder,
             DecisionRounds(lambda _: self.transaction()),
             lambda _: None,
-            _no_events,
+            self.end_offset,
             _raise,
+            missed_events=self.missed_events,
             rates=self.rates,
             rate_share=self.rate_share,
         )

@@ -10,8 +10,9 @@ import pytest
 from psycopg import errors
 
 from ledger.bulk_load import copy_jobs
-from ledger.connection import Pool
+from ledger.connection import Pool, session
 from ledger.fence import owner_transaction, take_over
+from ledger.partitions import is_told_since
 from schemas.commands import CreateJob
 from streams.command_batch import apply_commands
 from streams.job_commands import new_job
@@ -52,6 +53,14 @@ async def test_a_bulk_load_leaves_the_rows_that_commands_would_have(ledger_pool:
     await load(ledger_pool, commands)
     assert await rows(ledger_pool) == by_commands
     assert [len(each) for each in by_commands.values()] == [len(commands)] * 2
+
+
+async def test_a_load_of_which_no_event_tells_leaves_its_epoch_unknown(ledger_pool: Pool) -> None:
+    before = (await take_over(ledger_pool, PARTITION, "owner")).fence
+    await load(ledger_pool, a_bit_of_everything())
+    after = (await take_over(ledger_pool, PARTITION, "owner again")).fence
+    async with session(ledger_pool) as conn:
+        assert not await is_told_since(conn, after, before.epoch, before.owner)
 
 
 async def test_a_job_that_exists_fails_its_whole_batch(ledger_pool: Pool) -> None:

@@ -162,6 +162,20 @@ async def test_the_end_is_unknown_while_the_broker_is_away(fed: Fed, monkeypatch
     await feed.close()
 
 
+async def test_who_asks_for_an_end_just_after_another_has_asked_in_vain_does_not_wait(
+    fed: Fed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = Fed("127.0.0.1:1", fed.topics).feed()
+    with monkeypatch.context() as patch:
+        patch.setattr(topic_ends, "AWAY_S", 3600.0)
+        patch.setattr(topic_ends, "TIMEOUT_S", 0.2)
+        with pytest.raises(KafkaUnavailable, match="unknown"):
+            await away.end_offset(0)
+    with pytest.raises(KafkaUnavailable, match="a moment ago"):
+        await away.end_offset(1)
+    await away.close()
+
+
 async def test_a_feed_that_was_assigned_nothing_closes_at_once(fed: Fed) -> None:
     feed = fed.feed()
     feed.start()

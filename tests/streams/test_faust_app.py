@@ -13,6 +13,8 @@ import faust
 import pytest
 from aiokafka.consumer.fetcher import Fetcher
 from faust.app.base import App
+from faust.assignor import PartitionAssignor
+from faust.models import Record
 from faust.tables import TableManager
 from faust.transport.conductor import Conductor
 from faust.transport.consumer import Consumer as BaseConsumer
@@ -52,6 +54,13 @@ def test_faust_is_the_version_that_was_read() -> None:
         (BaseConsumer, "resume_flow", ["self"]),
         (Fetcher, "_create_fetch_waiter", ["self"]),
         (Fetcher, "_notify", ["self", "future"]),
+        (PartitionAssignor, "metadata", ["self", "topics"]),
+        (PartitionAssignor, "_perform_assignment", ["self", "cluster", "member_metadata"]),
+        (
+            PartitionAssignor,
+            "_protocol_assignments",
+            ["self", "assignments", "cl_distribution", "tp_distribution", "topic_groups"],
+        ),
         (App, "_new_transport", ["self"]),
         (App, "on_rebalance_start", ["self"]),
         (App, "wait_until_stopped", ["self"]),
@@ -80,6 +89,12 @@ def test_what_we_override_or_call_has_the_shape_we_rely_on(home: type, name: str
             "await self.sleep(1.0) if not self.should_stop: await self._update_channels() await self.recovery.start()",
             "we leave out a sleep and nothing else",
         ),
+        (
+            AIOKafkaConsumerThread._create_worker_consumer,
+            "self.app.assignor if self.app.conf.table_standby_replicas > 0",
+            "our assignor is asked",
+        ),
+        (Record.from_data, "__strict__=False", "a field more in what a member tells is no error"),
         (MethodQueue.call, "call_soon_threadsafe(self._queue_put", "a call wakes the thread, which has no timer"),
         (Fetcher._fetch_requests_routine, "for waiter in self._fetch_waiters", "who waits is told of what was fetched"),
     ],

@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from ledger.fence import take_over
 from schemas.errors import KafkaUnavailable, LedgerMismatch, LedgerUnavailable
+from streams import opening
 from streams import ownership as ownership_module
-from streams import partition_owner
 from streams.ownership import Ownership
 from streams.partition_owner import PartitionOwner
 from streams.rejections import RawCommand
@@ -144,7 +144,7 @@ async def test_a_partition_lost_while_it_is_being_opened_is_taken_back_when_it_i
                 pass
         return await follow_zone_rules(pool, partition, begin)
 
-    monkeypatch.setattr(partition_owner, "follow_zone_rules", overtake)
+    monkeypatch.setattr(opening, "follow_zone_rules", overtake)
     owned.assign([0, 1])
     await until(lambda: owned.partitions() == [0, 1])
     assert (overtaken, await takeovers(setting, 0)) == (1, 3)

@@ -15,11 +15,12 @@ from ledger.fence import Takeover, api_transaction, owner_transaction, take_over
 from ledger.leases import Beat, LeaseAsk, extend_leases, lease_runs
 from schemas.commands import Command
 from schemas.errors import KafkaUnavailable, LedgerUnavailable
-from streams import partition_owner
+from streams import opening, partition_owner
 from streams.command_batch import apply_commands
 from streams.command_inbox import CommandInbox
 from streams.metrics import PARTITION_HALTED
 from streams.partition_owner import PartitionOwner
+from streams.rebuild import rebuild
 from streams.timers import Position, Rhythm, to_us
 from tests.streams.commands import create, job_on, raw
 from tests.streams.conftest import OwnerSetting
@@ -133,7 +134,7 @@ async def test_an_owner_goes_on_from_its_own_last_state_without_reading_the_ledg
     async with owning(setting) as owned:
         run_id = await owned.make_due()
         owned.owner.fold([], 17)
-    monkeypatch.setattr(partition_owner, "rebuild", _must_not_be_called)
+    monkeypatch.setattr(opening, "rebuild", _must_not_be_called)
     owned = Owned(setting, await take_over(setting.pool, PARTITION, "me again"))
     assert await owned.owner.open() == 17
     assert owned.memory.state.position() == Position(owned.fence.epoch, 17)
@@ -177,7 +178,7 @@ async def test_a_rebuild_that_was_cut_off_is_done_again(setting: OwnerSetting, m
     await take_over(setting.pool, PARTITION, "another")
     owned = Owned(setting, await take_over(setting.pool, PARTITION, "me"))
     with monkeypatch.context() as patch:
-        patch.setattr(partition_owner, "rebuild", _cut_off)
+        patch.setattr(opening, "rebuild", _cut_off)
         with pytest.raises(LedgerUnavailable):
             await owned.owner.open()
     assert owned.memory.state.position() is None
@@ -319,7 +320,8 @@ async def test_a_backlog_of_timers_is_not_said_to_be_decided_before_it_is(
     async with owning(setting, work=False) as owned:
         start = datetime.now(UTC) - timedelta(seconds=90)
         await owned.apply(*(create(job_on(PARTITION), {"everySeconds": 60}, issued_at=start) for _ in range(5)))
-        await owned.owner._rebuild()
+        owned.memory.clear()
+        await rebuild(owned.memory, setting.pool, PARTITION)
         now_us = setting.around.clock.now_us()
         for _ in range(2):
             assert owned.owner.tick(now_us) == now_us

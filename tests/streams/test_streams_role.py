@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import shutil
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,17 +14,21 @@ from uuid import UUID, uuid4
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from faust.assignor import PartitionAssignor
 from prometheus_client import REGISTRY
 
 from connectors.stack import KafkaBroker
-from ledger.connection import Pool, session
+from ledger.connection import Connection, Pool, session
+from ledger.outbox import Unpublished, oldest_unpublished
 from ledger.partitions import PartitionStatus, list_partitions
 from schemas.codec import Codec
 from schemas.commands import Command
-from streams import topic_ends
+from streams import faust_app, opening, topic_ends
 from streams.faust_app import SESSION_TIMEOUT_S
+from streams.opening import Opening
 from streams.outbox_relay import OutboxRelay
 from streams.ownership import Ownership
+from streams.partition_owner import PartitionOwner
 from streams.rejections import RawCommand
 from streams.streams_role import StreamsRole
 from streams.topics import READY_PARTITIONS, Topics, create_topics
@@ -170,6 +174,129 @@ async def test_a_third_role_gets_its_share_and_the_others_keep_theirs_undisturbe
             moved = [new for new in after if new.owner == c.nonce]
             assert all(new.epoch == before[new.partition].epoch + 1 for new in moved)
         await until(lambda: sorted(a.partitions() + b.partitions()) == ALL)
+
+
+@dataclass
+class Rebuilds:
+    """Which states were read from the ledger: (process, partition)."""
+
+    seen: list[tuple[str, int]] = field(default_factory=list)
+
+    def of(self, name: str) -> list[int]:
+        return [partition for process, partition in self.seen if process == name]
+
+
+@pytest.fixture
+def rebuilds(monkeypatch: pytest.MonkeyPatch) -> Rebuilds:
+    rebuilds, rebuild = Rebuilds(), Opening._rebuild
+
+    async def noting(self: Opening, offset: int) -> int:
+        rebuilds.seen.append((self._folder.parent.name, self._fence.partition))
+        return await rebuild(self, offset)
+
+    monkeypatch.setattr(Opening, "_rebuild", noting)
+    monkeypatch.setattr(opening, "OLD_S", DEADLINE_S)
+    return rebuilds
+
+
+@pytest.mark.parametrize(("first", "second"), ["ab", "ba"])
+async def test_roles_that_restart_together_have_again_what_they_had_and_go_on_from_their_own_state(
+    streams: Streams, rebuilds: Rebuilds, first: str, second: str
+) -> None:
+    """Also the one that comes later: until then the other one has all partitions, and works on them."""
+    shares: dict[str, list[int]] = {}
+    async with streams.relay():
+        async with streams.role("a") as a, streams.role("b") as b:
+            streams.produce([create(job_on(partition)) for partition in ALL])
+            await until(lambda: streams.consumed(PARTITIONS))
+            await until(lambda: len(a.partitions()) == len(b.partitions()) == PARTITIONS // 2)
+            shares |= {"a": a.partitions(), "b": b.partitions()}
+        rebuilds.seen.clear()
+        async with streams.role(first) as one:
+            await until(lambda: one.partitions() == ALL)
+            streams.produce([create(job_on(partition)) for partition in ALL])
+            await until(lambda: streams.consumed(2 * PARTITIONS))
+            async with streams.role(second) as other:
+                await until(lambda: len(other.partitions()) == PARTITIONS // 2)
+                await until(lambda: sorted(one.partitions() + other.partitions()) == ALL)
+                assert (one.partitions(), other.partitions()) == (shares[first], shares[second])
+                assert [len(_known_runs(owner)) for owner in (*one.owners(), *other.owners())] == [2] * PARTITIONS
+    assert set(rebuilds.of(first)) <= set(shares[second])
+    assert rebuilds.of(second) == []
+
+
+def _known_runs(owner: PartitionOwner) -> list[bytes]:
+    return owner._memory.state.run_ids(b"", 1_000)
+
+
+async def test_one_that_joins_takes_its_even_share_and_what_it_leaves_the_others_go_on_with(
+    streams: Streams, rebuilds: Rebuilds
+) -> None:
+    async with streams.relay(), streams.role("a") as a, streams.role("b") as b:
+        await until(lambda: len(a.partitions()) == len(b.partitions()) == PARTITIONS // 2)
+        before = {"a": a.partitions(), "b": b.partitions()}
+        async with streams.role("c") as c:
+            await until(
+                lambda: sorted(a.partitions() + b.partitions() + c.partitions()) == ALL and c.partitions() != []
+            )
+            assert sorted(len(role.partitions()) for role in (a, b, c)) == [5, 5, 6]
+            assert set(a.partitions()) < set(before["a"])
+            assert set(b.partitions()) < set(before["b"])
+            rebuilds.seen.clear()
+        await until(lambda: (a.partitions(), b.partitions()) == (before["a"], before["b"]))
+        assert rebuilds.seen == []
+
+
+async def test_while_the_relay_is_away_no_partition_waits_for_it(
+    streams: Streams, rebuilds: Rebuilds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its states are of older epochs, and what another has done since waits for Kafka."""
+    async with streams.role("a") as a:
+        await until(lambda: a.partitions() == ALL)
+    async with streams.role("b") as b:
+        streams.produce([create(job_on(partition)) for partition in ALL])
+        await until(lambda: b.partitions() == ALL)
+        await until(lambda: streams.consumed(PARTITIONS))
+    await fetch(streams.pool, "UPDATE outbox SET at = at - interval '1 hour' RETURNING id")
+    looks = list[Unpublished | None]()
+
+    async def looking(conn: Connection) -> Unpublished | None:
+        looks.append(await oldest_unpublished(conn))
+        return looks[-1]
+
+    monkeypatch.setattr(opening, "oldest_unpublished", looking)
+    rebuilds.seen.clear()
+    async with streams.role("a") as a:
+        await until(lambda: a.partitions() == ALL)
+        assert len(looks) == PARTITIONS  # one each
+        assert sorted(rebuilds.of("a")) == ALL
+        assert [len(_known_runs(owner)) for owner in a.owners()] == [1] * PARTITIONS
+
+
+@pytest.mark.parametrize("old_first", [True, False])
+async def test_a_process_with_faust_s_own_assignor_is_in_the_group_too(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch, old_first: bool
+) -> None:
+    """A rolling upgrade. Whoever is first leads; once it has gone, the other one does."""
+
+    @asynccontextmanager
+    async def old() -> AsyncIterator[Ownership]:
+        with monkeypatch.context() as patch:
+            patch.setattr(faust_app, "StickyAssignor", PartitionAssignor)
+            async with streams.role("old") as role:
+                await until(lambda: len(role.partitions()) >= PARTITIONS // 2)
+                patch.undo()
+                yield role
+
+    first, second = (old(), streams.role("new")) if old_first else (streams.role("new"), old())
+    async with AsyncExitStack() as leaving:
+        one = await leaving.enter_async_context(first)
+        await until(lambda: one.partitions() == ALL)
+        async with second as two:
+            await until(lambda: len(one.partitions()) == len(two.partitions()) == PARTITIONS // 2)
+            assert sorted(one.partitions() + two.partitions()) == ALL
+            await leaving.aclose()
+            await until(lambda: two.partitions() == ALL)
 
 
 async def test_partitions_in_which_nothing_comes_due_are_decided_through_a_moment_ago(streams: Streams) -> None:

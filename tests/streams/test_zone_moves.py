@@ -19,7 +19,8 @@ from ledger.connection import Pool
 from schemas import zones
 from schemas.ids import run_id_for
 from schemas.zones import KeptZone
-from streams import partition_owner, zone_moves
+from streams import opening, partition_owner, zone_moves
+from streams.missed_events import Fold
 from tests.schemas.zone_files import tzif
 from tests.streams.commands import cancel, create, job_on, pause, resume
 from tests.streams.ledger_dump import fetch
@@ -52,7 +53,7 @@ class Fleet:
         self._real = zones.zone_data
 
     def install(self, tzdata: Tzdata) -> None:
-        for module in (ledger.jobs, ledger.edits, ledger.advances, ledger.zone_rules, partition_owner):
+        for module in (ledger.jobs, ledger.edits, ledger.advances, ledger.zone_rules, opening, partition_owner):
             self._monkeypatch.setattr(module, "TZDATA_VERSION", tzdata.version)
         for module in (zones, zone_moves):
             self._monkeypatch.setattr(module, "zone_data", lambda name: self._data(name, tzdata))
@@ -119,6 +120,38 @@ async def test_an_occurrence_that_comes_later_now_waits(fleet: Fleet) -> None:
     assert await fleet.simulation.runs(job_id) == [MONDAY + DAY + 9 * HOUR]
     await fleet.simulation.run_until(MONDAY + 2 * DAY)
     assert await fleet.hinted(job_id) == [MONDAY + DAY + 9 * HOUR]
+
+
+async def test_who_comes_back_moves_what_another_with_other_rules_has_moved_meanwhile(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own state says that all cursors are of its rules, which they were."""
+    simulation, missed = fleet.simulation, list[int]()
+
+    async def read_missed(_partition: int, _offset: int, end: int, _limit: int, fold: Fold) -> int:
+        fold(await simulation.told(), end)
+        missed.append(end)
+        return end
+
+    async def end_offset(_: int) -> int:
+        return len(await simulation.told())
+
+    async def nothing_waits(_: object) -> None:
+        return None
+
+    simulation.missed_events, simulation.end_offset = read_missed, end_offset
+    monkeypatch.setattr(opening, "oldest_unpublished", nothing_waits)
+    job_id, its_folder = await fleet.create(NINE), simulation.folder
+    simulation.folder = tmp_path / "another"
+    await fleet.start(SUMMER)
+    assert await simulation.runs(job_id) == [MONDAY + DAY + 7 * HOUR]
+    simulation.folder = its_folder
+    await fleet.start(WINTER)
+    assert len(missed) == 1
+    assert await simulation.runs(job_id) == [MONDAY + DAY + 8 * HOUR]
+    await simulation.run_until(MONDAY + 2 * DAY)
+    assert (await fleet.hinted(job_id))[-1] == MONDAY + DAY + 8 * HOUR
+    assert await simulation.cursor(job_id) == MONDAY + 2 * DAY + 8 * HOUR
 
 
 async def test_an_occurrence_that_the_new_rules_put_into_the_past_is_due_at_once_and_once(fleet: Fleet) -> None:
