@@ -178,9 +178,10 @@ class Doings:
         return Act(name, body, tuple(run.run_id for run in runs))
 
     def lease(self, runs: list[Run] | None = None, visibility_s: float | None = None) -> Act:
+        is_stale = runs is None and self.random.random() < 0.05
         runs = self.some("pending") if runs is None else runs
         lasts_s = visibility_s or self.random.choice([3.0, 9.0])
-        epoch = self.twins.fence.epoch - (self.random.random() < 0.05)
+        epoch = self.twins.fence.epoch - is_stale
         request_id, now = self.new_id(), self.now
         asks = [LeaseAsk(run.run_id, epoch, "worker", lasts_s, request_id) for run in runs]
         return self._told("lease", runs, lambda conn: lease_runs(conn, asks, now=now))

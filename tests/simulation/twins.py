@@ -162,22 +162,24 @@ class Twins:
     async def compare(self, what: str) -> None:
         """What is in both, once the model has the delays that Postgres drew."""
         found = await self._of_postgres()
-        self._take_delays(found["runs"])
+        self._take_delays(found)
         modelled = self._of_model()
         for table, rows in found.items():
             assert modelled[table] == rows, f"{table} after {what}: {_apart(modelled[table], rows)}"
 
-    def _take_delays(self, found: list[dict[str, Any]]) -> None:
-        runs, outbox = self.model.shard.tables["runs"], self.model.shard.outbox
-        for row in found:
+    def _take_delays(self, found: Dump) -> None:
+        """Of runs that have had an attempt, also where the run has ended since."""
+        told_due = {(told["run_id"], told["version"]): told["due_at"] for told in found["outbox"]}
+        for told in self.model.shard.outbox.values():
+            due_at = told_due.get((str(told.run_id), told.version))
+            if told.attempt and told.due_at and due_at:
+                told.due_at = datetime.fromisoformat(due_at)
+        runs = self.model.shard.tables["runs"]
+        for row in found["runs"]:
             run = runs.get(row["run_id"])
-            if run is None or run.due_at == row["due_at"] or run.lease_token == 0:
-                continue
-            for told in outbox.values():
-                if told.run_id == run.run_id and told.version == run.version:
-                    told.due_at = row["due_at"]
-            runs[run.run_id] = run = run.copied()
-            run.due_at = row["due_at"]
+            if run is not None and run.lease_token:
+                runs[run.run_id] = run = run.copied()
+                run.due_at = row["due_at"]
 
     async def _of_postgres(self) -> Dump:
         found: Dump = {}
