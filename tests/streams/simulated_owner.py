@@ -238,7 +238,7 @@ class Simulation:
             _no_events,
             _raise,
             rates=self.rates,
-            rate_share=self.rate_share,
+            rate_share=lambda: self.rate_share,
         )
 
 
