@@ -14,7 +14,8 @@ from psycopg.conninfo import conninfo_to_dict
 from fencepostd.refusals import refusals
 from ledger.connection import ledger_pool, session
 from ledger.migrations import migrate
-from ledger.partition_moves import Move, abort_move, list_moves, move_partition
+from ledger.moves import Move, list_moves
+from ledger.partition_moves import abort_move, move_partition
 from ledger.shard_map import HOME, ShardMap, add_shard, prove_home, read_shard_map
 from ledger.shards import Shards, open_shards
 from schemas.errors import LedgerUnavailable

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from psycopg.errors import LockNotAvailable
 
-from ledger.confirmed_connection import patience
+from ledger.confirmed_connection import ConfirmedConnection, patience
 from ledger.connection import Connection, Pool, ledger_errors, session
 from schemas.errors import InvariantBroken, LedgerUnavailable, MoveRefused
 
@@ -33,11 +33,11 @@ DUTY = 0.5  # of the time, while the source has everything: traffic goes first
 _HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TAIL = b"\xff\xff"
 Rows = list[bytes]
-Guard = Callable[[], AbstractAsyncContextManager[Connection]]
+Guard = Callable[[], AbstractAsyncContextManager[ConfirmedConnection]]
 
 
 @asynccontextmanager
-async def transaction(pool: Pool) -> AsyncIterator[Connection]:
+async def transaction(pool: Pool) -> AsyncIterator[ConfirmedConnection]:
     """Raises our errors for psycopg's."""
     with ledger_errors():
         async with pool.connection() as conn, conn.transaction():
@@ -121,10 +121,16 @@ class PartitionCopy:
     told: Callable[[int], None]
     rows: int = 0
     outcomes_since: datetime | None = None
+    timeline: int = 0  # the source's since copying began; see note_changes
     columns: dict[str, str] = field(default_factory=dict)
 
     async def note_changes(self) -> None:
-        """From now on every change of the partition's jobs and runs is noted."""
+        """From now on every change of the partition's jobs and runs is noted.
+
+        What was seen under one timeline of the source, and is not on its standby, a promotion takes back unnoted.
+        """
+        async with self.on_source() as conn:
+            self.timeline = conn.timeline
         for relation in KEY_OF:
             await _alter(self.on_source, NOTE_CHANGES.format(partition=self.partition, relation=relation))
 

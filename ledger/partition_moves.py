@@ -10,24 +10,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, TypeVar
 from uuid import UUID, uuid4
 
 import psycopg
 from psycopg.errors import LockNotAvailable
 
-from ledger.connection import Connection, Pool, ledger_errors, session
+from ledger.confirmed_connection import ConfirmedConnection
+from ledger.connection import Connection, Pool, session
+from ledger.moves import Move, State, begin_move, in_charge, read_move, set_moved, set_state, take_up_move, taken_up
 from ledger.outbox import outbox_lag
 from ledger.partition_copy import FEW_CHANGES, PartitionCopy, is_here, remove_rows, transaction
 from ledger.shards import Shards
 from schemas.errors import FencepostError, LedgerUnavailable, MoveRefused
 
-State = Literal["copying", "cutting", "moved", "done", "returning", "returned"]
-
+T = TypeVar("T")
 Step = Callable[[str], Awaitable[None]]
 
 FREEZE_TRIES = 5
@@ -38,58 +38,8 @@ RELAY_LAG_S = 1.0
 LOOK_S = 0.02
 STALE_S = 10.0  # by then every process reads the new map, and nobody looks for the rows on the source any more
 TELL_EVERY_S = 2.0
-MAP_AGAIN_S = 1.0
-MAP_TRIES = 30
+PERSISTS_S, AGAIN_S = 60.0, 0.5  # while nobody has the partition, or nobody finds it; a failover takes that long
 
-
-class Move(NamedTuple):
-    """What home says of a partition's last move. epoch: the one under which it was cut over; None before."""
-
-    partition: int
-    from_shard: int
-    to_shard: int
-    state: State
-    epoch: int | None
-    began_at: datetime
-    changed_at: datetime
-
-    @property
-    def is_over(self) -> bool:
-        return self.state in ("done", "returned")
-
-
-_MOVE = ", ".join(Move._fields)
-LIST_MOVES = f"SELECT {_MOVE} FROM moves ORDER BY partition"
-READ_MOVE = f"SELECT {_MOVE} FROM moves WHERE partition = %s"
-
-
-async def list_moves(home: Connection) -> list[Move]:
-    """The last move of each partition that was ever moved."""
-    return [Move(*row) for row in await (await home.execute(LIST_MOVES)).fetchall()]
-
-
-BEGIN_MOVE = f"""
-INSERT INTO moves AS m (partition, from_shard, to_shard, state, mover)
-SELECT partition, shard, %(to)s, 'copying', %(mover)s FROM placements WHERE partition = %(partition)s
-ON CONFLICT (partition) DO UPDATE
-SET from_shard = excluded.from_shard, to_shard = excluded.to_shard, state = excluded.state, mover = excluded.mover,
-    epoch = NULL, began_at = now(), changed_at = now()
-WHERE m.state IN ('done', 'returned')
-RETURNING {_MOVE}
-"""
-TAKE_UP = f"UPDATE moves SET mover = %s WHERE partition = %s RETURNING {_MOVE}"
-SET_STATE = "UPDATE moves SET state = %s, changed_at = now() WHERE partition = %s AND mover = %s"
-SET_MOVED = """
-WITH moved AS (
-    UPDATE moves SET state = 'moved', epoch = %(epoch)s, changed_at = now()
-    WHERE partition = %(partition)s AND mover = %(mover)s RETURNING partition, to_shard
-)
-UPDATE placements p SET shard = m.to_shard FROM moved m WHERE p.partition = m.partition
-"""
-
-# One at a time, for as long as its session lives.
-LOCK_MOVE = "SELECT pg_try_advisory_lock(fence_class() + 2, %s)"
-UNLOCK_MOVE = "SELECT pg_advisory_unlock(fence_class() + 2, %s)"
 
 # Whoever comes later keeps the former out: its transactions are checked against these rows, and wait for them.
 _CLAIM = """
@@ -137,20 +87,6 @@ async def _go_on(_: str) -> None:
     pass
 
 
-@asynccontextmanager
-async def in_charge(home: Pool, partition: int) -> AsyncIterator[None]:
-    """Be the one who moves the partition. Raises MoveRefused while somebody else is."""
-    async with session(home) as conn:
-        row = await (await conn.execute(LOCK_MOVE, (partition,))).fetchone()
-        if not (row and row[0]):
-            raise MoveRefused(f"partition {partition} is being moved by another process just now")
-        try:
-            yield
-        finally:
-            with suppress(LedgerUnavailable), ledger_errors():  # then the session is gone, and the lock with it
-                await conn.execute(UNLOCK_MOVE, (partition,))
-
-
 async def move_partition(
     shards: Shards,
     partition: int,
@@ -169,7 +105,7 @@ async def move_partition(
         await shards.look_again()
         _check(shards, partition, to_shard)
         async with session(shards.home) as conn:
-            move = await _read_move(conn, partition)
+            move = await read_move(conn, partition)
         if move is not None and not move.is_over:
             if move.state != "returning" and move.to_shard != to_shard:
                 raise MoveRefused(
@@ -183,7 +119,9 @@ async def move_partition(
         if shards.number_of(partition) == to_shard:
             say(f"partition {partition} is on shard {to_shard}")
             return
-        mover = Mover(shards, await _begin(shards, partition, to_shard), say, step)
+        async with transaction(shards.home) as conn:
+            move = await begin_move(conn, partition, to_shard)
+        mover = Mover(shards, move, say, step)
         await mover.take_up()
         await mover.move()
 
@@ -195,7 +133,7 @@ async def abort_move(shards: Shards, partition: int, say: Callable[[str], None],
     """
     async with in_charge(shards.home, partition):
         async with session(shards.home) as conn:
-            move = await _read_move(conn, partition)
+            move = await read_move(conn, partition)
         if move is None or move.is_over:
             raise MoveRefused(
                 f"partition {partition} is on shard {shards.number_of(partition)}, and on no way elsewhere"
@@ -215,19 +153,6 @@ def _check(shards: Shards, partition: int, to_shard: int) -> None:
         raise MoveRefused(f"there is no shard {to_shard}: see `fencepostd shard list`")
 
 
-async def _read_move(home: Connection, partition: int) -> Move | None:
-    row = await (await home.execute(READ_MOVE, (partition,))).fetchone()
-    return Move(*row) if row else None
-
-
-async def _begin(shards: Shards, partition: int, to_shard: int) -> Move:
-    async with transaction(shards.home) as conn:
-        asked = {"partition": partition, "to": to_shard, "mover": uuid4()}
-        row = await (await conn.execute(BEGIN_MOVE, asked)).fetchone()
-    assert row is not None  # we are in charge, and the last move is over
-    return Move(*row)
-
-
 @dataclass
 class Mover:
     """One process's work on a move."""
@@ -238,6 +163,7 @@ class Mover:
     step: Step
     id: UUID = field(default_factory=uuid4)
     epoch: int | None = None  # the source's when it gave the partition up
+    may_have_arrived: bool = True  # nobody knows what former movers did
 
     def __post_init__(self) -> None:
         self.partition = self.of.partition
@@ -250,9 +176,7 @@ class Mover:
     async def take_up(self) -> bool:
         """Keep every former mover out, and have the partition served again. Whether the target has it."""
         async with transaction(self.shards.home) as conn:
-            row = await (await conn.execute(TAKE_UP, (self.id, self.partition))).fetchone()
-            assert row is not None
-            self.of = Move(*row)
+            self.of = await take_up_move(conn, self.partition, self.id)
         # The target first: what the former may still do there decides where the partition is.
         await self._claim(self.target, "arrivals")
         await self._claim(self.source, "departures")
@@ -262,8 +186,7 @@ class Mover:
 
     async def _settle(self) -> bool:
         """Have the partition served by the shard that has it, or had it last. Whether that is the target."""
-        async with self.guard_target() as conn:
-            has_arrived = await is_here(conn, self.partition)
+        has_arrived = self.may_have_arrived and await self._has_arrived()
         async with self.guard_source() as conn:
             if not has_arrived:
                 await conn.execute(THAW, {"partition": self.partition})
@@ -271,8 +194,14 @@ class Mover:
                 await self._read_frozen(conn)
         return has_arrived
 
+    async def _has_arrived(self) -> bool:
+        """Whether the target has it. What we have sent there and got no answer to is over by then: it had our claim."""
+        async with self.guard_target() as conn:
+            return await is_here(conn, self.partition)
+
     async def move(self) -> None:
         """From the first row to the last. Raises MoveRefused when it is taken back, for the target never had it."""
+        self.may_have_arrived = False
         try:
             await self._prepare()
         except (FencepostError, psycopg.Error) as error:
@@ -292,9 +221,10 @@ class Mover:
     async def _stay(self, error: Exception) -> None:
         """Take the move back, and raise MoveRefused; unless the target has the partition in spite of the error.
 
-        Where another has taken the move up meanwhile nothing of it is ours to take back.
+        Where another has taken the move up meanwhile nothing of it is ours to take back. A target that is away holds
+        up only what may have arrived there.
         """
-        if not await self._settle():
+        if not await self._persist(self._settle, "the partition has no shard"):
             await self.take_back()
             raise MoveRefused(f"partition {self.partition} stays on shard {self.of.from_shard}: {error}") from error
 
@@ -326,12 +256,12 @@ class Mover:
             self.say(f"copied {rows} rows")
 
     @asynccontextmanager
-    async def _guarded(self, pool: Pool, side: Side) -> AsyncIterator[Connection]:
+    async def _guarded(self, pool: Pool, side: Side) -> AsyncIterator[ConfirmedConnection]:
         """A transaction that only we, of all who have moved the partition, can still make. Raises MoveRefused."""
         async with transaction(pool) as conn:
             cursor = await conn.execute(_GUARD.format(table=side).encode(), (self.partition, self.id))
             if await cursor.fetchone() is None:
-                raise MoveRefused("another process has taken the move up")
+                raise taken_up()
             yield conn
 
     async def _claim(self, pool: Pool, side: Side) -> None:
@@ -367,6 +297,7 @@ class Mover:
         await self.step("drained")
         async with self.guard_source() as conn:
             frozen = await self._read_frozen(conn)
+        self.may_have_arrived = True
         async with self.guard_target() as conn:
             await conn.execute(ARRIVE, (self.partition, *frozen))
         await self.step("arrived")
@@ -388,6 +319,8 @@ class Mover:
                     await conn.execute(HAVE_ALONE, (self.partition,))
                     if (await conn.execute(FREEZE, {"partition": self.partition})).rowcount != 1:
                         raise MoveRefused("it is not on the shard that the map says")
+                    if conn.timeline != self.copy.timeline:
+                        raise MoveRefused("the source's standby was promoted while it was copied")
                 return
             except LedgerUnavailable as error:
                 if not isinstance(error.__cause__, LockNotAvailable) or tries == FREEZE_TRIES - 1:
@@ -436,26 +369,31 @@ class Mover:
             raise MoveRefused("the shards are of different versions: run `fencepostd init` first")
 
     async def _set_moved(self) -> None:
-        """Change the map. Until it is changed nobody finds the partition: so try for a while."""
-        asked = {"partition": self.partition, "mover": self.id, "epoch": self.epoch}
-        for tries in range(MAP_TRIES):
-            try:
-                async with transaction(self.shards.home) as conn:
-                    if (await conn.execute(SET_MOVED, asked)).rowcount != 1:
-                        raise MoveRefused("another process has taken the move up")
-                break
-            except LedgerUnavailable as error:
-                if tries == MAP_TRIES - 1:
-                    raise
-                self.say(f"the map cannot be changed yet: {error}")
-            await asyncio.sleep(MAP_AGAIN_S)
+        """Change the map: until then nobody finds the partition."""
+
+        async def change() -> None:
+            async with transaction(self.shards.home) as conn:
+                await set_moved(conn, self.partition, self.id, self.epoch)
+
+        await self._persist(change, "the map is not changed")
         self.of = self.of._replace(state="moved")
         await self.step("moved")
 
+    async def _persist(self, work: Callable[[], Awaitable[T]], without: str) -> T:
+        """Repeat what a shard is away for, such as during a failover. Raises LedgerUnavailable when it stays away."""
+        until = time.monotonic() + PERSISTS_S
+        while True:
+            try:
+                return await work()
+            except LedgerUnavailable as error:
+                if time.monotonic() >= until:
+                    raise
+                self.say(f"{without} yet: {error}")
+            await asyncio.sleep(AGAIN_S)
+
     async def _set_state(self, state: State) -> None:
         async with transaction(self.shards.home) as conn:
-            if (await conn.execute(SET_STATE, (state, self.partition, self.id))).rowcount != 1:
-                raise MoveRefused("another process has taken the move up")
+            await set_state(conn, self.partition, self.id, state)
 
     async def _leave(self, state: State) -> None:
         """The move is over. Home says so last: until then it can be taken up."""

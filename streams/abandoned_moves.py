@@ -7,7 +7,8 @@ import logging
 from contextlib import suppress
 
 from ledger.connection import Pool, ledger_pool, session
-from ledger.partition_moves import abort_move, list_moves
+from ledger.moves import list_moves
+from ledger.partition_moves import abort_move
 from ledger.shards import open_shards
 from schemas.errors import FencepostError, LedgerUnavailable, MoveRefused
 

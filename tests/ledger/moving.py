@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
 from ledger.commands import APPLIED, Outcome, note_keyed_command, record_outcomes
 from ledger.completions import Completion, Failure
-from ledger.connection import Pool, session
+from ledger.connection import Connection, Pool, session
 from ledger.fence import owner_transaction
 from ledger.outbox import delete_from_outbox, read_outbox, try_lock_relay
 from ledger.shards import Shards
+from schemas.errors import LedgerUnavailable
 from tests.ledger.owned_partition import OwnedPartition
 
 # What is copied, by the columns that name a row. Of the partition's row itself only some columns go along.
@@ -143,20 +144,26 @@ class StandInRelay:
                 await self.news.wait()
 
     async def run(self, pool: Pool, ready: asyncio.Event) -> None:
-        async with session(pool) as conn:
-            assert await try_lock_relay(conn)
-            ready.set()
-            while True:
-                await self.may_relay.wait()
-                rows = await read_outbox(conn, 100)
-                for row in rows:
-                    self.news.set()
-                    ids = row.run_ids or row.job_ids
-                    about = zip(row.partitions, map(UUID, ids), row.versions, strict=True)
-                    self.told += about
-                await delete_from_outbox(conn, [row.id for row in rows])
-                if not rows:
-                    await asyncio.sleep(LOOK_S)
+        """Until it is cancelled; with another session when one is lost."""
+        while True:
+            with suppress(LedgerUnavailable):
+                async with session(pool) as conn:
+                    if await try_lock_relay(conn):
+                        ready.set()
+                        await self._relay(conn)
+            await asyncio.sleep(LOOK_S)
+
+    async def _relay(self, conn: Connection) -> None:
+        while True:
+            await self.may_relay.wait()
+            rows = await read_outbox(conn, 100)
+            for row in rows:
+                ids = row.run_ids or row.job_ids
+                self.told += zip(row.partitions, map(UUID, ids), row.versions, strict=True)
+                self.news.set()
+            await delete_from_outbox(conn, [row.id for row in rows])
+            if not rows:
+                await asyncio.sleep(LOOK_S)
 
 
 @asynccontextmanager

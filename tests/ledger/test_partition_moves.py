@@ -20,14 +20,15 @@ from ledger.connection import session
 from ledger.dead_letters import DeadFilter, count_dead
 from ledger.fence import owner_transaction, take_over
 from ledger.lease_requests import recall_leases
-from ledger.partition_moves import abort_move, list_moves, move_partition
+from ledger.moves import list_moves
+from ledger.partition_moves import abort_move, move_partition
 from ledger.partitions import owners_keep_up
 from ledger.pauses import count_waiting, list_pauses, pause_queue, resume_queue
 from ledger.queue_settings import read_queue_settings, set_rate
 from ledger.runs import find_due
 from ledger.shard_map import add_shard, init_alone, init_shard, read_shard_map
 from ledger.shards import Shards, open_shards
-from schemas.errors import LedgerMismatch, MoveRefused, NotOnThisShard
+from schemas.errors import LedgerMismatch, LedgerUnavailable, MoveRefused, NotOnThisShard
 from streams.abandoned_moves import end_what_is_abandoned
 from tests.ledger.moving import (
     Filled,
@@ -39,7 +40,8 @@ from tests.ledger.moving import (
     rows_of,
 )
 from tests.ledger.owned_partition import OwnedPartition
-from tests.ledger_fixtures import PARTITIONS, Database
+from tests.ledger_fixtures import PARTITIONS, Database, all_back
+from tests.streams.waiting import until
 
 PARTITION, OTHER = 2, 4  # both at home, which is shard 0
 STEPS = (
@@ -359,6 +361,50 @@ async def test_a_partition_is_back_when_its_events_are_not_relayed_in_time(
 
     with pytest.raises(MoveRefused, match="stays on shard 0: its events were not relayed"):
         await move_partition(shards, PARTITION, 1, silent, step=at_step("followed", hold_up))
+    assert await holders(shards, PARTITION) == [0]
+    await filled.owned.runs(1)
+
+
+@pytest.mark.usefixtures("relays")
+async def test_a_partition_is_back_at_once_when_the_target_goes_away_before_it_can_have_it(
+    shards: Shards, filled: Filled, two_ledgers: list[Database]
+) -> None:
+    before = await rows_of(shards.home, PARTITION)
+
+    async def go_away() -> None:
+        two_ledgers[1].go_away()
+
+    with pytest.raises(LedgerUnavailable):  # what it has got cannot be forgotten yet
+        await move_partition(shards, PARTITION, 1, silent, step=at_step("frozen", go_away))
+    assert await row_of_partition(shards.home, PARTITION)
+    assert await rows_of(shards.home, PARTITION) == before
+    await filled.owned.runs(1)
+    two_ledgers[1].come_back()
+    await all_back(shards)
+    await abort_move(shards, PARTITION, silent)
+    assert await holders(shards, PARTITION) == [0]
+    for pool in shards.pools.values():
+        assert await left_over(pool) == {}
+
+
+@pytest.mark.usefixtures("relays")
+async def test_nobody_has_a_partition_that_may_have_arrived_until_the_target_answers(
+    shards: Shards, filled: Filled, two_ledgers: list[Database]
+) -> None:
+    said: list[str] = []
+
+    async def go_away() -> None:
+        two_ledgers[1].go_away()
+
+    async def come_back() -> None:
+        await until(lambda: any(each.startswith("the partition has no shard yet") for each in said))
+        assert await row_of_partition(shards.home, PARTITION) is None
+        two_ledgers[1].come_back()
+
+    coming_back = asyncio.create_task(come_back())
+    with pytest.raises(MoveRefused, match="stays on shard 0"):
+        await move_partition(shards, PARTITION, 1, said.append, step=at_step("drained", go_away))
+    await coming_back
     assert await holders(shards, PARTITION) == [0]
     await filled.owned.runs(1)
 
