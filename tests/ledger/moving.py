@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from uuid import UUID, uuid4
 
 from ledger.commands import APPLIED, Outcome, note_keyed_command, record_outcomes
 from ledger.completions import Completion, Failure
-from ledger.connection import Connection, Pool, session
+from ledger.connection import Connection, Pool, confirm_commits, session
 from ledger.fence import owner_transaction
 from ledger.outbox import delete_from_outbox, read_outbox, try_lock_relay
 from ledger.shards import Shards
@@ -32,7 +33,7 @@ TABLES = {
 }
 _BY_RUN = ("job_slots", "slotless_runs")
 WORKING = ("departures", "arrivals", "moving_rows")  # what a move leaves empty
-LOOK_S = 0.005
+LOOK_S, CONFIRM_S = 0.005, 1.0
 LONG_S = 3600.0  # of a lease: however slow the machine is, it holds
 
 
@@ -154,6 +155,7 @@ class StandInRelay:
             await asyncio.sleep(LOOK_S)
 
     async def _relay(self, conn: Connection) -> None:
+        confirmed = time.monotonic()
         while True:
             await self.may_relay.wait()
             rows = await read_outbox(conn, 100)
@@ -164,6 +166,9 @@ class StandInRelay:
             await delete_from_outbox(conn, [row.id for row in rows])
             if not rows:
                 await asyncio.sleep(LOOK_S)
+            if time.monotonic() - confirmed >= CONFIRM_S:
+                await confirm_commits(conn)
+                confirmed = time.monotonic()
 
 
 @asynccontextmanager
