@@ -83,7 +83,8 @@ def move(postgres: str, partition: int, to_shard: int | None, abort: bool) -> No
 
     Rows are copied first, which takes as long as it takes. Then the partition stands still for a moment: calls about
     its runs wait, nothing fails. In the end its rows are removed where they were. It is refused, and nothing happens,
-    while the relay is more than a second behind.
+    while the relay is more than a second behind. A shard that goes away meanwhile, or whose standby is promoted, is
+    asked for a minute what it knows; never two shards have the partition.
 
     When this is ended half-way, whichever way, the same command goes on; with --abort instead of --to the partition
     stays where it was. Where neither is done the relay role takes it back within seconds, or finishes it when the

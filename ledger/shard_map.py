@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from psycopg.errors import UndefinedTable
 
-from ledger.connection import Connection, Pool, session
+from ledger.confirmed_connection import patience
+from ledger.connection import CONFIRM_COMMITS, Connection, Pool, session
 from ledger.partitions import partition_count
 from schemas.errors import LedgerMismatch, LedgerUnavailable
 from schemas.ids import MAX_PARTITIONS
@@ -77,16 +78,19 @@ async def read_shard_map(home: Connection) -> ShardMap:
     return ShardMap(shards, placed, moving)
 
 
+# With CONFIRM_COMMITS: who only reads would otherwise never notice that another server has become home's primary.
 READ_CHANGES = f"""
-SELECT ARRAY({READ_PLACEMENTS}), ARRAY({READ_MOVING}), (SELECT count(*) FROM shards)
+SELECT ARRAY({READ_PLACEMENTS}), ARRAY({READ_MOVING}), (SELECT count(*) FROM shards), ({CONFIRM_COMMITS})
 """
+READ_WITHIN_S = 4.0  # callers of the API may wait for it
 
 
 async def read_changes(home: Connection, known: ShardMap) -> ShardMap:
     """The map as it is now, in one statement unless there are shards that were not known. Raises LedgerMismatch."""
-    row = await (await home.execute(READ_CHANGES)).fetchone()
+    with patience(home, READ_WITHIN_S):
+        row = await (await home.execute(READ_CHANGES)).fetchone()
     assert row is not None
-    placed, moving, shards = row
+    placed, moving, shards, _ = row
     if shards != 1 + len(known.dsns):
         return await read_shard_map(home)
     return ShardMap(known.dsns, placed, frozenset(moving))

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from ledger.connection import Pool, ledger_pool, session
+from ledger.connection import Pool, confirm_commits, ledger_pool, session
 from ledger.moves import list_moves
 from ledger.partition_moves import abort_move
 from ledger.shards import open_shards
@@ -35,6 +35,7 @@ async def end_what_is_abandoned(home: Pool, dsn: str) -> None:
     A mover that lives is left alone. Raises LedgerUnavailable while home is away.
     """
     async with session(home) as conn:
+        await confirm_commits(conn)  # a former primary would show none for ever
         unfinished = [move.partition for move in await list_moves(conn) if not move.is_over]
     if unfinished:
         await _end(dsn, unfinished)

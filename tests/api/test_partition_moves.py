@@ -4,28 +4,51 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import count
 from typing import Any
+from uuid import UUID
 
 import pytest
 import pytest_asyncio
 
 from api.app import Api
 from ledger import partition_moves
-from ledger.connection import Pool
+from ledger.connection import Connection, Pool
 from ledger.partition_moves import move_partition
 from ledger.partitions import list_partitions
+from ledger.shard_map import ShardMap, read_changes
 from ledger.shards import Shards, open_shards
-from schemas.ids import partition_of_run
+from schemas.ids import idempotent_id, partition_of_job, partition_of_run
 from tests.api.conftest import Caller
 from tests.api.owner import Owner
 from tests.ledger.moving import holders, relaying
-from tests.ledger_fixtures import Database
+from tests.ledger_fixtures import PARTITIONS, Database
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_moves, "STALE_S", 0.0)
     monkeypatch.setattr(partition_moves, "DRAINED_WITHIN_S", 60.0)
+    monkeypatch.setattr("ledger.shards.LOOK_EVERY_S", 3600.0)  # the API learns of a move by being refused
+
+
+@pytest.fixture
+def patience_s() -> float:
+    """Nobody applies commands."""
+    return 0.2
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[ShardMap]:
+    """Each time that somebody reads the map."""
+    readings: list[ShardMap] = []
+
+    async def noting(home: Connection, known: ShardMap) -> ShardMap:
+        readings.append(found := await read_changes(home, known))
+        return found
+
+    monkeypatch.setattr("ledger.shards.read_changes", noting)
+    return readings
 
 
 @pytest_asyncio.fixture
@@ -60,6 +83,10 @@ async def move(mover: Shards, partition: int, while_nobody_has_it: Callable[[], 
     await move_partition(mover, partition, 1 - mover.number_of(partition), lambda _: None, step=step)
 
 
+async def nothing() -> None:
+    pass
+
+
 class UnderWay:
     """Calls that are begun at one time and looked at later."""
 
@@ -71,6 +98,36 @@ class UnderWay:
         self.tasks = [asyncio.ensure_future(call()) for call in self._calls]
         done, _ = await asyncio.wait(self.tasks, timeout=0.3)
         assert not done, [task.result() for task in done]
+
+
+async def test_no_call_reads_the_map_until_a_shard_refuses_what_has_moved(
+    worker: Caller, producer: Caller, owner: Owner, api: Api, mover: Shards, readings: list[ShardMap]
+) -> None:
+    [run_id, moving] = await owner.make_due(2)
+    partition = partition_of_run(moving)
+
+    async def create(key: str) -> None:
+        body = {"queue": "mail", "schedule": {"everySeconds": 3600}}
+        assert (await producer.post("/v1/jobs", body, idempotency_key=key)).status_code == 202
+
+    async def execute(run_id: UUID) -> None:
+        api.index.add(("acme", "mail"), owner.ready([run_id]))
+        [run] = await worker.lease(waitSeconds=10)
+        done = await worker.post(f"/v1/runs/{run_id}/complete", {"leaseToken": run["leaseToken"]})
+        assert done.status_code == 200, done.text
+
+    keys = (str(number) for number in count())
+    of_it = (key for key in keys if partition_of_job(idempotent_id("acme", key), PARTITIONS) == partition)
+    await create(first := next(of_it))
+    await execute(run_id)
+    assert readings == []
+    await move(mover, partition, nothing)
+    readings.clear()
+    await create(next(of_it))
+    assert len(readings) == 1
+    await create(first)
+    await execute(moving)
+    assert len(readings) == 1
 
 
 async def test_outcomes_wait_for_the_partition_and_are_accepted(

@@ -54,9 +54,10 @@ class Installation:
                 finished += [lease["runId"] for lease in leases]
         return finished
 
-    async def completed(self, queue: str, count: int) -> None:
-        """Return once the history has so many completed runs of the queue."""
-        sql = f"SELECT count(*) FROM runs WHERE queue = '{queue}' AND state = 'completed'"
+    async def completed(self, count: int, *queues: str) -> None:
+        """Return once the history has so many completed runs of these queues together."""
+        names = ", ".join(f"'{queue}'" for queue in queues)
+        sql = f"SELECT count(*) FROM runs WHERE queue IN ({names}) AND state = 'completed'"
         async with asyncio.timeout(60):
             while True:
                 answer = await self._http.post("/v1/query", json={"sql": sql})

@@ -7,25 +7,27 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from uuid import UUID, uuid4
 
-import httpx
 import psycopg
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 from psycopg.conninfo import make_conninfo
 
+from bench.failed_calls import FailedCalls
 from connectors.stack import KafkaBroker
 from fencepost import CommandProducer, FencepostClient, JobSpec, RunContext, Worker, at
 from schemas.codec import Codec
-from schemas.ids import partition_of_run
+from schemas.ids import idempotent_id, partition_of_job, partition_of_run
 from streams.event_feed import OwnerEvents
 from tests.fencepostd.installation import Installation, installed
 from tests.ledger_fixtures import PARTITIONS
 from tests.streams.waiting import until
 
 MOVED = (3, 5, 8)
+LASTING = 2  # runs a partition that last through all the moves
 JOBS_A_BATCH = 8
 AHEAD_S = 0.3
 
@@ -50,16 +52,41 @@ async def move(partition: int, *home: str) -> None:
 
 
 class Traffic:
-    """One-offs that come due all the time, a worker who completes them, and every answer that it got."""
+    """One-offs that come due all the time, some that last through all the moves, and a worker who completes them.
+
+    calls: every one of the worker and of who creates by HTTP.
+    """
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
         self.created = 0
         self.executions: Counter[UUID] = Counter()
-        self.failed_calls: list[str] = []
+        self.calls = FailedCalls()
         self._is_over = asyncio.Event()
 
-    async def create(self) -> None:
+    def client(self) -> FencepostClient:
+        return FencepostClient(self._installation.url, self._installation.token, transport=self.calls)
+
+    async def create_lasting(self) -> None:
+        """They run when this returns, some of every partition that will move: a job's id comes from its key."""
+        keys = (str(uuid4()) for _ in count())
+        async with self.client() as client:
+            for partition in MOVED * LASTING:
+                key = next(key for key in keys if partition_of_job(idempotent_id("acme", key), PARTITIONS) == partition)
+                await client.create_job(JobSpec(queue="lasting", schedule=at(datetime.now(UTC))), idempotency_key=key)
+                self.created += 1
+        await until(lambda: len(self.executions) == self.created)
+        assert {partition_of_run(run_id) for run_id in self.executions} == set(MOVED)
+
+    async def create_by_http(self) -> None:
+        """One after the other, each with a key."""
+        async with self.client() as client:
+            while not self._is_over.is_set():
+                due = datetime.now(UTC) + timedelta(seconds=AHEAD_S)
+                await client.create_job(JobSpec(queue="mail", schedule=at(due)), idempotency_key=str(uuid4()))
+                self.created += 1
+
+    async def create_by_kafka(self) -> None:
         bootstrap, topics = self._installation.bootstrap, self._installation.topics
         with CommandProducer(bootstrap, tenant="acme", topic_prefix=topics.prefix) as producer:
             while not self._is_over.is_set():
@@ -72,12 +99,13 @@ class Traffic:
 
     async def handle(self, run: RunContext) -> None:
         self.executions[run.run_id] += 1
+        if run.queue == "lasting":
+            await self._is_over.wait()
 
     async def work(self) -> Worker:
         """Until all that was created has been executed."""
-        transport = Noting(self.failed_calls)
-        async with FencepostClient(self._installation.url, self._installation.token, transport=transport) as client:
-            worker = Worker(client, "mail", self.handle, slots=50)
+        async with self.client() as client:
+            worker = Worker(client, ["mail", "lasting"], self.handle, slots=50)
             working = asyncio.create_task(worker.run())
             await until(lambda: self._is_over.is_set() and len(self.executions) >= self.created, deadline_s=240)
             await worker.drain(30)
@@ -86,21 +114,6 @@ class Traffic:
 
     def end(self) -> None:
         self._is_over.set()
-
-
-class Noting(httpx.AsyncHTTPTransport):
-    """Notes every answer that is no success."""
-
-    def __init__(self, failed: list[str]) -> None:
-        super().__init__()
-        self._failed = failed
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        response = await super().handle_async_request(request)
-        if not response.is_success:
-            await response.aread()
-            self._failed.append(f"{request.url.path}: {response.status_code} {response.text}")
-        return response
 
 
 def versions_in_order(bootstrap: str, topic: str) -> dict[bytes, list[int]]:
@@ -138,7 +151,9 @@ async def test_partitions_move_to_a_new_shard_under_traffic_and_no_call_fails(
     home = ("--postgres", empty_ledger_dsn)
     async with installed(kafka_broker.bootstrap, [empty_ledger_dsn], tmp_path) as installation:
         traffic = Traffic(installation)
-        creating, working = asyncio.create_task(traffic.create()), asyncio.create_task(traffic.work())
+        working = asyncio.create_task(traffic.work())
+        await traffic.create_lasting()
+        creating = asyncio.gather(traffic.create_by_kafka(), traffic.create_by_http())
         await output_of("shard", "add", new_dsn, *home)
         for partition in MOVED:
             await move(partition, *home)
@@ -149,11 +164,11 @@ async def test_partitions_move_to_a_new_shard_under_traffic_and_no_call_fails(
         traffic.end()
         await creating
         worker = await working
-        assert traffic.failed_calls == []
+        assert traffic.calls.seen == []
         assert set(traffic.executions.values()) == {1}
         assert len(traffic.executions) == traffic.created == worker.stats.completed
         assert (worker.stats.conflicts, worker.stats.abandoned, worker.stats.refused) == (0, 0, 0)
-        await installation.completed("mail", traffic.created)
+        await installation.completed(traffic.created, "mail", "lasting")
         told = await asyncio.to_thread(versions_in_order, installation.bootstrap, installation.topics.run_events)
     assert set(map(len, told.values())) == {3}  # scheduled, leased, completed
     assert all(versions == [1, 2, 3] for versions in told.values())

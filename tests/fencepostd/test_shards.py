@@ -27,7 +27,7 @@ async def test_jobs_of_both_shards_run_and_one_shard_s_go_on_while_the_other_is_
         await asyncio.to_thread(installation.create, "first")
         finished = await installation.work("first", lambda finished: len(finished) == JOBS)
         assert {shard_of(run_id) for run_id in finished} == {0, 1}
-        await installation.completed("first", JOBS)
+        await installation.completed(JOBS, "first")
 
         other.go_away()
         await asyncio.to_thread(installation.create, "second")
@@ -36,4 +36,4 @@ async def test_jobs_of_both_shards_run_and_one_shard_s_go_on_while_the_other_is_
         rest = await installation.work("second", lambda finished: len(here) + len(finished) == JOBS)
         assert {shard_of(run_id) for run_id in here} == {0}
         assert {shard_of(run_id) for run_id in rest} >= {1}
-        await installation.completed("second", JOBS)
+        await installation.completed(JOBS, "second")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from tests.ledger.moving import Filled, StandInRelay, holders, left_over, relayi
 from tests.ledger.owned_partition import OwnedPartition
 from tests.ledger_fixtures import PARTITIONS, all_back
 from tests.pair_fixtures import frozen, pool_of, waiting_commits
+from tests.streams.waiting import until
 
 PARTITION = 2
 
@@ -197,6 +198,22 @@ async def test_what_was_copied_before_a_promotion_of_the_source_is_not_believed_
     await holds_it_once(scene, may_be=[scene.source])
     await moved_at_last(scene)
     await is_whole(scene, before)
+
+
+@of("the source, which is home")
+async def test_the_map_is_not_read_from_a_former_primary_that_runs_on(scene: Scene) -> None:
+    await asyncio.to_thread(scene.pair.promote)
+    dsn = f"host=127.0.0.1 port={scene.pair.primary.port} user=postgres dbname={scene.name}"
+    # As another process: what this one sees of the promoted standby itself would make it leave the former primary.
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
+        await conn.execute("INSERT INTO moves VALUES (%s, 0, 1, 'copying', gen_random_uuid())", (PARTITION,))
+
+    async def is_known() -> bool:
+        with suppress(LedgerUnavailable):
+            await scene.shards.look_again()
+        return scene.shards.is_moving(PARTITION)
+
+    await until(is_known, deadline_s=30)
 
 
 async def refuses(former: PostgresServer, name: str) -> None:

@@ -1,0 +1,30 @@
+"""What a client of the SDK sees fail: calls, and items of batches."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+
+
+class FailedCalls(httpx.AsyncHTTPTransport):
+    """Sends requests as ever, and notes each whose answer is no success, or that gets none; and such items of answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path
+        try:
+            response = await super().handle_async_request(request)
+            content = await response.aread()
+        except httpx.TransportError as error:
+            self.seen.append(f"{path}: {error!r}")
+            raise
+        if not response.is_success:
+            self.seen.append(f"{path}: {response.status_code} {response.text}")
+        elif content.count(b'"status":200') < content.count(b'"status":'):
+            items = json.loads(content).get("results", ())
+            self.seen += [f"{path}: {item}" for item in items if item["status"] != 200]
+        return response
