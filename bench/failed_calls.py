@@ -8,7 +8,7 @@ import httpx
 
 
 class FailedCalls(httpx.AsyncHTTPTransport):
-    """Sends requests as ever, and notes each whose answer is no success, or that gets none; and such items of answers."""
+    """Sends requests as ever, and notes those that get no answer or one that is no success, and such items of one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -26,7 +26,8 @@ async def end_abandoned_moves(dsn: str, stop: asyncio.Event, *, period_s: float 
             except LedgerUnavailable as error:
                 log.warning("moves of partitions cannot be looked at: %s", error)
             with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), period_s)
+                async with asyncio.timeout(period_s):
+                    await stop.wait()
 
 
 async def end_what_is_abandoned(home: Pool, dsn: str) -> None:

@@ -161,7 +161,8 @@ async def test_a_partition_that_moves_is_taken_over_with_the_state_it_has_once_a
     async with setting.pool.connection() as conn:
         await conn.execute(LEAVE)
     owned.receive(RawCommand(0, 0, None, wire(create(job_on(0)))))
-    await asyncio.wait_for(asked.wait(), DEADLINE_S)
+    async with asyncio.timeout(DEADLINE_S):
+        await asked.wait()
     assert owned.partitions() == []
     async with setting.pool.connection() as conn:
         await conn.execute(COME)
