@@ -17,6 +17,7 @@ from psycopg.errors import UndefinedTable
 
 from ledger.confirmed_connection import patience
 from ledger.connection import CONFIRM_COMMITS, Connection, Pool, session
+from ledger.fence import API_SILENCE_S
 from ledger.partitions import partition_count
 from schemas.errors import LedgerMismatch, LedgerUnavailable
 from schemas.ids import MAX_PARTITIONS
@@ -82,12 +83,11 @@ async def read_shard_map(home: Connection) -> ShardMap:
 READ_CHANGES = f"""
 SELECT ARRAY({READ_PLACEMENTS}), ARRAY({READ_MOVING}), (SELECT count(*) FROM shards), ({CONFIRM_COMMITS})
 """
-READ_WITHIN_S = 4.0  # callers of the API may wait for it
 
 
 async def read_changes(home: Connection, known: ShardMap) -> ShardMap:
     """The map as it is now, in one statement unless there are shards that were not known. Raises LedgerMismatch."""
-    with patience(home, READ_WITHIN_S):
+    with patience(home, API_SILENCE_S):  # callers of the API may wait for it
         row = await (await home.execute(READ_CHANGES)).fetchone()
     assert row is not None
     placed, moving, shards, _ = row

@@ -15,14 +15,13 @@ from api.app import Api
 from ledger import partition_moves
 from ledger.connection import Connection, Pool
 from ledger.partition_moves import move_partition
-from ledger.partitions import list_partitions
 from ledger.shard_map import ShardMap, read_changes
 from ledger.shards import Shards, open_shards
 from schemas.ids import idempotent_id, partition_of_job, partition_of_run
 from tests.api.conftest import Caller
 from tests.api.owner import Owner
 from tests.ledger.moving import holders, relaying
-from tests.ledger_fixtures import PARTITIONS, Database
+from tests.ledger_fixtures import PARTITIONS, Database, all_back
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +53,7 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[ShardMap]:
 @pytest_asyncio.fixture
 async def shards(two_ledgers: list[Database]) -> AsyncIterator[Shards]:
     async with open_shards(two_ledgers[0].dsn, size=8) as shards:
-        await shards.ask_all(list_partitions)
+        await all_back(shards)  # sessions are there before the test starts
         yield shards
 
 
