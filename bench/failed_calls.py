@@ -8,11 +8,14 @@ import httpx
 
 
 class FailedCalls(httpx.AsyncHTTPTransport):
-    """Sends requests as ever, and notes those that get no answer or one that is no success, and such items of one."""
+    """Sends requests as ever, and notes those that get no answer or one that is no success, and such items of one.
 
-    def __init__(self) -> None:
+    Of one client: closed with it. seen: where they are noted.
+    """
+
+    def __init__(self, seen: list[str]) -> None:
         super().__init__()
-        self.seen: list[str] = []
+        self._seen = seen
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
@@ -20,11 +23,11 @@ class FailedCalls(httpx.AsyncHTTPTransport):
             response = await super().handle_async_request(request)
             content = await response.aread()
         except httpx.TransportError as error:
-            self.seen.append(f"{path}: {error!r}")
+            self._seen.append(f"{path}: {error!r}")
             raise
         if not response.is_success:
-            self.seen.append(f"{path}: {response.status_code} {response.text}")
+            self._seen.append(f"{path}: {response.status_code} {response.text}")
         elif content.count(b'"status":200') < content.count(b'"status":'):
             items = json.loads(content).get("results", ())
-            self.seen += [f"{path}: {item}" for item in items if item["status"] != 200]
+            self._seen += [f"{path}: {item}" for item in items if item["status"] != 200]
         return response

@@ -62,19 +62,19 @@ def steady_worker(local: Local, queue: str) -> Iterator[SteadyWorker]:
 
 async def work(url: str, token: str, queue: str, slots: int) -> None:
     lateness_ms: list[float] = []
-    calls = FailedCalls()
+    failed: list[str] = []
 
     async def handler(run: RunContext) -> None:
         lateness_ms.append((datetime.now(UTC) - run.due_at).total_seconds() * 1000)
 
     async def tell() -> None:
         while await asyncio.to_thread(sys.stdin.readline):
-            told = json.dumps({"lateness_ms": lateness_ms, "failed": calls.seen})
+            told = json.dumps({"lateness_ms": lateness_ms, "failed": failed})
             lateness_ms.clear()
-            calls.seen.clear()
+            failed.clear()
             print(told, flush=True)
 
-    async with FencepostClient(url, token, transport=calls) as client:
+    async with FencepostClient(url, token, transport=FailedCalls(failed)) as client:
         worker = Worker(client, queue, handler, slots=slots)
         working = asyncio.create_task(worker.run())
         await tell()

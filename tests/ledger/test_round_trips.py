@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from uuid import uuid4
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -22,14 +22,19 @@ class Line:
     def __init__(self, port: int) -> None:
         self._port = port
         self._server_spoke = True
+        self._sessions: list[asyncio.Task[None]] = []
         self.round_trips = 0
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[int]:
-        """Its port, while it is open."""
-        server = await asyncio.start_server(self._join, "127.0.0.1", 0)
-        async with server:
+        """Its port, while it is open. Who has sessions by it closes them first."""
+
+        def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._sessions.append(asyncio.create_task(self._join(reader, writer)))
+
+        async with await asyncio.start_server(begin, "127.0.0.1", 0) as server:
             yield server.sockets[0].getsockname()[1]
+            await asyncio.gather(*self._sessions)
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", self._port)
@@ -41,6 +46,8 @@ class Line:
             self._server_spoke = by_server
             writer.write(data)
         writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
 
 
 @asynccontextmanager
