@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,7 @@ from api.watchdogs import Watchdogs
 from api.whoami import whoami
 from api.why import Why
 from ledger.clock import LedgerClock
+from ledger.connection import Pool
 from ledger.shards import Shards
 from ledger.tokens import Role
 from schemas import http, http_declarations, http_explanations, http_operations
@@ -100,6 +101,8 @@ class Api:
         self.history = HistoryClient(settings.history_url, settings.history_catches_up_s)
         self.producer = CommandProducer(bootstrap, settings.commands_topic, codec, idle_s=idle_s, kafka_config=kafka)
         self.command_outcomes = {number: CommandOutcomes(pool) for number, pool in shards.pools.items()}
+        self._watches: set[asyncio.Task[None]] = set()
+        shards.on_added(self._add_shard)
         self.authenticator = Authenticator(shards.home)
         self.leases = Leases(shards, self.index, self.poll, self.metrics)
         ends = EndedAttempts(shards, self.history)
@@ -128,6 +131,18 @@ class Api:
         self.watchdogs = Watchdogs(shards, self.history, self.clocks, self.hints.are_read, self.metrics)
         self.health = Health(shards, self.producer, self.history, self.index, self.metrics, self.watchdogs)
 
+    async def _add_shard(self, number: int, pool: Pool) -> None:
+        """What is there for each shard, for one that is added while the API runs."""
+        self.clocks[number], self.command_outcomes[number] = LedgerClock(), CommandOutcomes(pool)
+        self._watch_shard(number, pool)
+
+    def _watch_shard(self, number: int, pool: Pool) -> None:
+        self._watch(self.command_outcomes[number].run())
+        self._watch(self.clocks[number].follow(pool))
+
+    def _watch(self, work: Coroutine[Any, Any, None]) -> None:
+        self._watches.add(asyncio.create_task(work))
+
     def _locally_us(self, partition: int, due_us: int) -> int | None:
         return self.clocks[self._shards.number_of(partition)].locally_us(due_us)
 
@@ -145,12 +160,9 @@ class Api:
     async def running(self) -> AsyncIterator[None]:
         """Reads hints, polls and watches outcomes inside; on the way out everything under way is finished first."""
         self.hints.start()
-        watches = [
-            self.poll.run(),
-            *(outcomes.run() for outcomes in self.command_outcomes.values()),
-            *(clock.follow(self._shards.pools[number]) for number, clock in self.clocks.items()),
-        ]
-        tasks = [asyncio.create_task(watch) for watch in watches]
+        self._watch(self.poll.run())
+        for number, pool in self._shards.pools.items():
+            self._watch_shard(number, pool)
         try:
             yield
         finally:
@@ -158,9 +170,9 @@ class Api:
             await self.leases.drain()
             for outcomes, _, _ in self.outcomes:
                 await outcomes.drain()
-            for task in tasks:
+            for task in self._watches:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._watches, return_exceptions=True)
             await asyncio.gather(self.hints.stop(), self.producer.stop(), self.history.close())
 
     def _routes(self) -> Iterator[Route]:

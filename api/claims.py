@@ -1,7 +1,8 @@
 """Claims: what a lease call has popped from the ready index becomes leases, in one group-committed transaction a shard.
 
 The answer is the union of what the shards lease. One that is away or slow keeps nothing from the others: its runs are
-put back, or found again by a look once it answers. A client that hangs up leaves no lease behind.
+put back, or found again by a look once it answers. A client that hangs up leaves no lease behind. Runs of a partition
+that is just moving to another shard are put back too, a moment later.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from itertools import count as counting
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -23,14 +27,16 @@ from ledger.connection import Pool
 from ledger.fence import api_transaction
 from ledger.group_commit import Pending, ShardCommits
 from ledger.leases import HeldLease, LeaseAsk, LeasedRun, lease_at_once, release_runs
-from ledger.shards import Shards
+from ledger.shards import MOVES_WITHIN_S, Shards, write_here
 from schemas import http
 from schemas.commands import LANES
-from schemas.errors import FencepostError, TryAgain
+from schemas.errors import FencepostError, LedgerUnavailable, NotOnThisShard, TryAgain
+from schemas.ids import partition_of_run
 
 log = logging.getLogger(__name__)
 
 COMPANY_S = 0.25  # how long the leases of one shard wait for those of the others
+ASK_AGAIN_S = 0.05  # for runs of a partition that is moving; the call goes on waiting meanwhile
 
 Watch = asyncio.Future[Any]  # done when the client has hung up
 
@@ -66,15 +72,25 @@ class _Part(NamedTuple):
 
     shard: int
     popped: Popped
-    pending: Pending[Claim, LeasedRun]
+    pending: Pending[Claim, LeasedRun | NotOnThisShard]
 
     def runs(self) -> list[ReadyRun]:
         return _runs(self.popped)
 
     def leased(self) -> list[LeasedRun]:
         """The call's own, in the order the runs were due. Raises what the transaction raised; it is over."""
-        leased = self.pending.done.result()
-        return [leased[run.run_id] for run in self.runs() if run.run_id in leased]
+        came = self.pending.done.result()
+        found = (came.get(run.run_id) for run in self.runs())
+        return [each for each in found if each is not None and not isinstance(each, NotOnThisShard)]
+
+    def refused(self) -> Popped:
+        """The call's own whose partitions are not on the shard. Raises as `leased`."""
+        came = self.pending.done.result()
+        refused = {
+            queue: [run for run in runs if isinstance(came.get(run.run_id), NotOnThisShard)]
+            for queue, runs in self.popped.items()
+        }
+        return {queue: runs for queue, runs in refused.items() if runs}
 
     def has_leases(self) -> bool:
         done = self.pending.done
@@ -89,7 +105,7 @@ class Claims:
         self._index = index
         self._poll = poll
         self._metrics = metrics
-        self._commits: ShardCommits[Claim, LeasedRun] = ShardCommits(
+        self._commits: ShardCommits[Claim, LeasedRun | NotOnThisShard] = ShardCommits(
             shards, self._lease, observe=metrics.commit_batch_runs.labels("lease").observe
         )
         self._undoing: set[asyncio.Task[None]] = set()
@@ -168,7 +184,10 @@ class Claims:
         except Exception:
             self._index.settle(part.runs())
             raise
-        self._index.settle(part.runs())
+        refused = part.refused()
+        self._put_back_later(refused)
+        gone = {run.run_id for run in _runs(refused)}
+        self._index.settle([run for run in part.runs() if run.run_id not in gone])
         return leased
 
     async def _undo_all(self, parts: Sequence[_Part]) -> None:
@@ -189,7 +208,7 @@ class Claims:
             await asyncio.wait({part.pending.done})
             leased = self._settle(part)
             if leased:
-                await self._give_back(part.shard, leased)
+                await self._give_back(leased)
         except FencepostError as error:
             log.warning("leases that nobody was told of stay until they expire: %s", error)
             return
@@ -197,18 +216,37 @@ class Claims:
         popped = part.popped.items()
         self._put_back({queue: [run for run in runs if run.run_id in returned] for queue, runs in popped})
 
+    def _put_back_later(self, popped: Popped) -> None:
+        """They stay claimed until then: a look would find them, and have them refused at once."""
+        if popped:
+            asyncio.get_running_loop().call_later(ASK_AGAIN_S, self._put_back, popped)
+
     def _put_back(self, popped: Popped) -> None:
         for queue, runs in popped.items():
             self._index.put_back(queue, runs)
 
-    async def _give_back(self, shard: int, leased: Sequence[LeasedRun]) -> None:
-        async with api_transaction(self._shards.pools[shard], [run.run_id for run in leased]) as conn:
-            await release_runs(conn, [HeldLease(run.run_id, run.lease_token) for run in leased])
-        self._metrics.leases_given_back.inc(len(leased))
+    async def _give_back(self, leased: Sequence[LeasedRun]) -> None:
+        until = time.monotonic() + MOVES_WITHIN_S
+        for tries in counting():
+            refusals: list[NotOnThisShard] = []
+            for shard, own in self._shards.split(leased).items():
+                came = await write_here(own, partial(_release, self._shards.pools[shard]))
+                refusals += [each for each in came.values() if isinstance(each, NotOnThisShard)]
+                self._metrics.leases_given_back.inc(sum(each is True for each in came.values()))
+            if not refusals:
+                return
+            if time.monotonic() >= until:
+                raise refusals[0]
+            moving = frozenset().union(*(refusal.partitions for refusal in refusals))
+            leased = [run for run in leased if partition_of_run(run.run_id) in moving]
+            await self._shards.look_for(moving, tries)
 
-    async def _lease(self, pool: Pool, claims: Sequence[Claim]) -> Mapping[UUID, LeasedRun]:
-        leased = await lease_at_once(pool, [ask for claim in claims for ask in claim.asks])
-        return {run.run_id: run for run in leased}
+    async def _lease(self, pool: Pool, claims: Sequence[Claim]) -> Mapping[UUID, LeasedRun | NotOnThisShard]:
+        came = await write_here([ask for claim in claims for ask in claim.asks], partial(_lease, pool))
+        if any(isinstance(each, NotOnThisShard) for each in came.values()):
+            with suppress(LedgerUnavailable):
+                await self._shards.look_again()
+        return came
 
     def _count(self, popped: Sequence[ReadyRun], leased: Sequence[LeasedRun]) -> None:
         """Of one shard: the leases began at one instant of its clock."""
@@ -222,6 +260,16 @@ class Claims:
         lanes = Counter(run.lane for run in popped if run.run_id in run_ids)
         for lane, count in lanes.items():
             self._lease_counts[lane].inc(count)
+
+
+async def _lease(pool: Pool, asks: Sequence[LeaseAsk]) -> Mapping[UUID, LeasedRun]:
+    return {run.run_id: run for run in await lease_at_once(pool, asks)}
+
+
+async def _release(pool: Pool, leased: Sequence[LeasedRun]) -> Mapping[UUID, bool]:
+    async with api_transaction(pool, [run.run_id for run in leased]) as conn:
+        released = await release_runs(conn, [HeldLease(run.run_id, run.lease_token) for run in leased])
+    return dict.fromkeys(released, True)
 
 
 def _runs(popped: Popped) -> list[ReadyRun]:

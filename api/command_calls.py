@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any
 from uuid import UUID
 
@@ -17,13 +19,14 @@ from api.endpoints import Call
 from api.problems import Problem, invalid, not_found
 from ledger.commands import APPLIED, UNCHANGED, Outcome, note_keyed_command, read_outcomes
 from ledger.connection import session
-from ledger.shards import Shards
+from ledger.shards import MOVES_WITHIN_S, Shards
 from ledger.tokens import Identity
 from schemas.commands import Command
-from schemas.errors import JobConflict, JobUnknown
+from schemas.errors import JobConflict, JobUnknown, NotOnThisShard
 from schemas.ids import idempotent_id, new_id
 
 APPLIED_WITHIN_S = 2.0
+LOOK_FOR_OUTCOME_S = 0.5
 KEY_MAX_CHARS = 200
 KEY_HEADER = "Idempotency-Key"
 SENT_TOGETHER = 250
@@ -78,14 +81,31 @@ class CommandCalls:
         if idempotency_key(call) is None:
             return
         digest = hashlib.sha256(msgspec.json.encode(content, order="sorted")).digest()
-        async with session(self._shards.of_job(command.job_id)) as conn:
-            known = await note_keyed_command(conn, command.command_id, digest)
-        if not known:
+        if not await self._note_key(command, digest):
             raise Problem(409, "the key was used for this with another body", field=KEY_HEADER)
 
+    async def _note_key(self, command: Command, digest: bytes) -> bool:
+        """False when the key came with another content before. Waits for a partition that is just moving."""
+        partition, until = self._shards.partition_of_job(command.job_id), time.monotonic() + MOVES_WITHIN_S
+        tries = count()
+        while True:
+            try:
+                return await note_keyed_command(self._shards.of(partition), partition, command.command_id, digest)
+            except NotOnThisShard:
+                if time.monotonic() >= until:
+                    raise
+                await self._shards.look_for([partition], next(tries))
+
     async def _outcome(self, command: Command) -> Outcome | None:
-        shard = self._shards.number_of(self._shards.partition_of_job(command.job_id))
-        return await self._outcomes[shard].wait_for(command.command_id, self._applied_within_s)
+        """Where there are several shards, the partition may move while its outcome is waited for."""
+        partition, until = self._shards.partition_of_job(command.job_id), time.monotonic() + self._applied_within_s
+        while True:
+            is_alone, left_s = len(self._shards.pools) == 1, max(0.0, until - time.monotonic())
+            wait_s = left_s if is_alone else min(left_s, LOOK_FOR_OUTCOME_S)
+            shard = self._shards.number_of(partition)
+            outcome = await self._outcomes[shard].wait_for(command.command_id, wait_s)
+            if outcome is not None or wait_s == left_s:
+                return outcome
 
 
 def command_head(call: Call[Any], verb: str, job_id: UUID, *, run_id: UUID | None = None) -> dict[str, Any]:

@@ -62,13 +62,13 @@ class Doctor:
 
     async def diagnose(self, call: Call[NoBody]) -> Diagnosis:
         """GET /v1/doctor. Every check has a finding, whatever is away."""
-        tenant = call.identity.tenant
+        tenant, pools = call.identity.tenant, self._shards.pools
         checkups, kafka, history = await asyncio.gather(
-            asyncio.gather(*(self._look_at_shard(pool, tenant) for pool in self._shards.pools.values())),
+            asyncio.gather(*(self._look_at_shard(pool, tenant) for pool in pools.values())),
             asyncio.to_thread(self._producer.reachable, PROBE_TIMEOUT_S),
             self._look_at_history(),
         )
-        shards = dict(zip(self._shards.pools, checkups, strict=True))
+        shards = dict(zip(pools, checkups, strict=True))
         skews = {number: clock.skew_s() for number, clock in self._clocks.items()}
         findings = [*ledger_findings(shards), clocks_finding(skews), kafka_finding(kafka), history_finding(history)]
         return Diagnosis(status=max((each.status for each in findings), key=_RANK.index), findings=findings)

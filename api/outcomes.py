@@ -1,14 +1,18 @@
 """The endpoints of outcomes: heartbeat, complete, fail, release and snooze, each for a single run and for a batch.
 
 All of one kind that arrive together are written in one transaction. The hot path touches the ledger once; a run whose
-lease is not there takes the miss path of ended_attempts.
+lease is not there takes the miss path of ended_attempts. A call about a run whose partition is just moving to another
+shard waits until it is there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
@@ -22,10 +26,10 @@ from api.problems import Problem, invalid, not_found, problem_of
 from ledger.connection import Pool
 from ledger.fence import api_transaction
 from ledger.group_commit import ShardCommits
-from ledger.shards import Shards
+from ledger.shards import MOVES_WITHIN_S, Shards, write_here
 from ledger.tokens import Identity
 from schemas import http
-from schemas.errors import TryAgain
+from schemas.errors import NotOnThisShard, TryAgain
 from schemas.ids import partition_of_run
 
 A = TypeVar("A", bound=Ask)
@@ -50,7 +54,7 @@ class Outcomes(Generic[A, R]):
         self._kind = kind
         self._shards = shards
         self._ends = ends
-        self._commits: ShardCommits[Asks[A], R] = ShardCommits(
+        self._commits: ShardCommits[Asks[A], R | NotOnThisShard] = ShardCommits(
             shards, self._write, observe=metrics.commit_batch_runs.labels(kind.name).observe
         )
 
@@ -62,6 +66,8 @@ class Outcomes(Generic[A, R]):
         ask = self._kind.ask(run_id, call.body, caller_of(call.identity))
         shard = self._shards.number_of(partition_of_run(run_id))
         came = (await self._commits.of(shard).write(Asks([ask]))).get(run_id)
+        if isinstance(came, NotOnThisShard):
+            came = (await self._write_parts([ask]))[0].get(run_id)
         if came is None:
             came = await self._kind.explain_miss(self._ends, call.identity, ask, self._ends.deadline())
         return self._kind.single(came)
@@ -103,11 +109,31 @@ class Outcomes(Generic[A, R]):
 
     async def _write_parts(self, asks: Sequence[A]) -> tuple[dict[UUID, R], dict[UUID, http.RunAnswer]]:
         """What came of the asks, and for those whose shard is away an answer that says so. Raises when all are away."""
+        came: dict[UUID, R] = {}
+        unknown: dict[UUID, http.RunAnswer] = {}
+        until = time.monotonic() + MOVES_WITHIN_S
+        for tries in count():
+            answers, away = await self._write_once(asks)
+            unknown |= away
+            came |= {run_id: each for run_id, each in answers.items() if not isinstance(each, NotOnThisShard)}
+            refusals = {run_id: each for run_id, each in answers.items() if isinstance(each, NotOnThisShard)}
+            if not refusals:
+                break
+            asks, refusal = [ask for ask in asks if ask.run_id in refusals], next(iter(refusals.values()))
+            if time.monotonic() >= until:
+                if not came and not unknown:
+                    raise refusal
+                return came, unknown | {ask.run_id: _lost(ask.run_id, str(refusal), 503) for ask in asks}
+            await self._shards.look_for(refusal.partitions, tries)
+        return came, unknown
+
+    async def _write_once(self, asks: Sequence[A]) -> tuple[dict[UUID, R | NotOnThisShard], dict[UUID, http.RunAnswer]]:
+        """The same, by the map as it is known; of asks that their shard has refused, its refusal."""
         parts = self._shards.split(asks)
         writes = (self._commits.of(shard).write(Asks(part)) for shard, part in parts.items())
         answers = await asyncio.gather(*writes, return_exceptions=True)
         all_away = all(isinstance(answer, TryAgain) for answer in answers)
-        came: dict[UUID, R] = {}
+        came: dict[UUID, R | NotOnThisShard] = {}
         unknown: dict[UUID, http.RunAnswer] = {}
         for part, answer in zip(parts.values(), answers, strict=True):
             if not isinstance(answer, BaseException):
@@ -118,8 +144,10 @@ class Outcomes(Generic[A, R]):
                 raise answer
         return came, unknown
 
-    async def _write(self, pool: Pool, calls: Sequence[Asks[A]]) -> Mapping[UUID, R]:
-        asks = [ask for call in calls for ask in call.asks]
+    async def _write(self, pool: Pool, calls: Sequence[Asks[A]]) -> Mapping[UUID, R | NotOnThisShard]:
+        return await write_here([ask for call in calls for ask in call.asks], partial(self._write_all, pool))
+
+    async def _write_all(self, pool: Pool, asks: Sequence[A]) -> Mapping[UUID, R]:
         async with api_transaction(pool, [ask.run_id for ask in asks]) as conn:
             return await self._kind.write(conn, asks)
 

@@ -2,7 +2,8 @@
 
     python -m bench.steady_worker URL TOKEN QUEUE SLOTS
 
-For each line on standard input it prints one JSON line: {"lateness_ms": [...]} of the runs started since the last.
+For each line on standard input it prints one JSON line of what has been since the last one: {"lateness_ms": [...],
+"failed": [...]}, of the runs that have started, and of the calls that failed.
 """
 
 from __future__ import annotations
@@ -14,13 +15,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import uvloop
 
+from bench.failed_calls import FailedCalls
 from fencepost import FencepostClient, RunContext, Worker
 from fencepostd.local import Local
 
 SLOTS = 1_000
+
+
+class Seen(NamedTuple):
+    """lateness_ms: of each run, least first. failed: what the SDK was answered instead of a success, or within one."""
+
+    lateness_ms: list[float]
+    failed: list[str]
 
 
 class SteadyWorker:
@@ -32,10 +42,14 @@ class SteadyWorker:
         self._ask, self._answer, self.pid = process.stdin, process.stdout, process.pid
 
     def lateness_ms(self) -> list[float]:
-        """Of the runs that have started since the last call, least first."""
+        """Of the runs that have started since the last look, least first."""
+        return self.look().lateness_ms
+
+    def look(self) -> Seen:
+        """What has been since the last look."""
         print(file=self._ask, flush=True)
-        told: list[float] = json.loads(self._answer.readline())["lateness_ms"]
-        return sorted(told)
+        told = json.loads(self._answer.readline())
+        return Seen(sorted(told["lateness_ms"]), told["failed"])
 
 
 @contextmanager
@@ -48,17 +62,19 @@ def steady_worker(local: Local, queue: str) -> Iterator[SteadyWorker]:
 
 async def work(url: str, token: str, queue: str, slots: int) -> None:
     lateness_ms: list[float] = []
+    failed: list[str] = []
 
     async def handler(run: RunContext) -> None:
         lateness_ms.append((datetime.now(UTC) - run.due_at).total_seconds() * 1000)
 
     async def tell() -> None:
         while await asyncio.to_thread(sys.stdin.readline):
-            told = lateness_ms[:]
-            del lateness_ms[: len(told)]
-            print(json.dumps({"lateness_ms": told}), flush=True)
+            told = json.dumps({"lateness_ms": lateness_ms, "failed": failed})
+            lateness_ms.clear()
+            failed.clear()
+            print(told, flush=True)
 
-    async with FencepostClient(url, token) as client:
+    async with FencepostClient(url, token, transport=FailedCalls(failed)) as client:
         worker = Worker(client, queue, handler, slots=slots)
         working = asyncio.create_task(worker.run())
         await tell()

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from functools import wraps
 from pathlib import Path
 from typing import Any, get_args
 
 import click
-import psycopg
 
-from connectors.stack import PartStatus, StackError
+from connectors.stack import PartStatus
 from fencepostd import backup_check, roles
 from fencepostd.local import Local
 from fencepostd.local import init as init_installation
+from fencepostd.refusals import Command, refusals
 from fencepostd.settings import DEFAULT_PARTITIONS, Settings
+from fencepostd.shard_commands import ranges, shard
 from ledger.connection import ledger_pool, session
 from ledger.partitions import PartitionStatus
 from ledger.restoration import Restoration, declare_restored
 from ledger.shard_map import prove_home
 from ledger.tokens import Role, create_token, revoke_token
-from schemas.errors import FencepostError
 from streams.ledger_upkeep import JOBS_KEPT
 from streams.topics import Topics
-
-Command = Callable[..., Any]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -49,17 +45,7 @@ def main() -> None:
     """
 
 
-def refusals(command: Command) -> Command:
-    """Say what is wrong in one line, with exit code 1, instead of a traceback."""
-
-    @wraps(command)
-    def checked(*args: Any, **options: Any) -> Any:
-        try:
-            return command(*args, **options)
-        except (FencepostError, StackError, psycopg.Error, OSError) as error:
-            raise click.ClickException(str(error).strip()) from error
-
-    return checked
+main.add_command(shard)
 
 
 # --- the local stack ---
@@ -136,7 +122,7 @@ def status(state: Path) -> None:
         click.echo(_line(part, now))
     if any(part.name == "postgres" and part.health == "ok" for part in parts):
         for owner, held in _by_owner(local.partitions()).items():
-            click.echo(f"  {owner or 'nobody'} owns {len(held)}: {_ranges(held)}")
+            click.echo(f"  {owner or 'nobody'} owns {len(held)}: {ranges(held)}")
     if any(part.health != "ok" for part in parts):
         sys.exit(1)
 
@@ -152,17 +138,6 @@ def _by_owner(partitions: list[PartitionStatus]) -> dict[str | None, list[int]]:
     for partition in partitions:
         held.setdefault(partition.owner and partition.owner.partition("/")[0], []).append(partition.partition)
     return held
-
-
-def _ranges(numbers: list[int]) -> str:
-    """1, 2, 3, 7 as `1-3 7`."""
-    ranges: list[list[int]] = []
-    for number in sorted(numbers):
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [number]
-        else:
-            ranges.append([number])
-    return " ".join("-".join(map(str, ends)) for ends in ranges)
 
 
 @main.command()

@@ -8,7 +8,8 @@ import logging
 import resource
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from api.api_role import ApiRole
 from api.app import ApiSettings
 from fencepostd.settings import Settings
 from ledger.shards import find_shards, open_shards
+from streams.abandoned_moves import end_abandoned_moves
 from streams.embedded_server import serve_health
 from streams.faust_app import SESSION_TIMEOUT_S
 from streams.history_service import HistoryRole
@@ -27,6 +29,7 @@ from streams.ownership import Ownership
 from streams.streams_role import StreamsRole
 
 Stop = asyncio.Event
+Works = list[Coroutine[Any, Any, None]]
 T = TypeVar("T")
 
 API_POOL_SIZE = 12  # sessions with each shard
@@ -48,24 +51,30 @@ async def run_streams(settings: Settings, name: str, stop: Stop) -> None:
 
 
 async def run_relay(settings: Settings, stop: Stop, jobs_kept: timedelta = JOBS_KEPT) -> None:
-    """Publish each shard's outbox, and keep the shard tidy beside it. jobs_kept: for how long, once they are over."""
+    """Publish each shard's outbox, and keep the shard tidy beside it. jobs_kept: for how long, once they are over.
+
+    It also ends what a mover of partitions has left half-way.
+    """
     relays: dict[int, OutboxRelay] = {}
 
     def health() -> dict[str, Any]:
         return {"active": [shard for shard, relay in relays.items() if relay.active.is_set()]}
 
-    async def relay_all() -> None:
-        dsns = await _unless(stop, find_shards(settings.dsn)) or {}
-        for shard, dsn in dsns.items():
-            relays[shard] = OutboxRelay(dsn, settings.bootstrap, settings.topics, settings.codec(), shard=str(shard))
-        upkeep = [
-            work
-            for dsn in dsns.values()
-            for work in (keep_ledger_tidy(dsn, stop), forget_old_jobs(dsn, stop, jobs_kept))
-        ]
-        await _together(stop, *(relay.run(stop) for relay in relays.values()), *upkeep)
+    def of_shard(shard: int, dsn: str) -> Works:
+        relays[shard] = OutboxRelay(dsn, settings.bootstrap, settings.topics, settings.codec(), shard=str(shard))
+        return [relays[shard].run(stop), keep_ledger_tidy(dsn, stop), forget_old_jobs(dsn, stop, jobs_kept)]
 
-    await _together(stop, relay_all(), serve_health(settings.host, settings.port, health, stop))
+    async def relay_all() -> None:
+        """Of the shards that there are, and of those that are added."""
+        tasks: list[asyncio.Task[None]] = []
+        async with aclosing(find_shards(settings.dsn)) as found:
+            while (dsns := await _unless(stop, anext(found))) is not None:
+                works = [work for shard, dsn in dsns.items() for work in of_shard(shard, dsn)]
+                tasks += [asyncio.create_task(_stopping(stop, work)) for work in works]
+        await _all(tasks)
+
+    moves = end_abandoned_moves(settings.dsn, stop)
+    await _together(stop, relay_all(), moves, serve_health(settings.host, settings.port, health, stop))
 
 
 async def run_history(settings: Settings, stop: Stop) -> None:
@@ -91,15 +100,20 @@ async def run_api(settings: Settings, history_url: str, stop: Stop) -> None:
 
 async def _together(stop: Stop, *works: Coroutine[Any, Any, None]) -> None:
     """Run all until `stop`; when one fails the others are stopped and the failure is raised."""
-    tasks = [asyncio.create_task(_stopping(stop, work)) for work in works]
-    await asyncio.wait(tasks)
+    await _all([asyncio.create_task(_stopping(stop, work)) for work in works])
+
+
+async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Until they have ended. Raises what one of them has raised."""
+    for task in tasks:
+        await asyncio.wait({task})
     for task in tasks:
         task.result()
 
 
-async def _unless(stop: Stop, work: Coroutine[Any, Any, T]) -> T | None:
+async def _unless(stop: Stop, work: Awaitable[T]) -> T | None:
     """What comes of the work, or None when `stop` comes first."""
-    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    working, stopping = asyncio.ensure_future(work), asyncio.create_task(stop.wait())
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if working.done():

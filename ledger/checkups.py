@@ -7,6 +7,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from ledger.connection import Connection
+from ledger.partitions import held_here
 from ledger.slots import MAY_TAKE_SLOT
 
 
@@ -66,18 +67,19 @@ WITH clock AS (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 overdue AS (
     SELECT r.run_id, r.queue, r.due_at FROM runs r, clock
     WHERE r.tenant = %(tenant)s AND r.state = 'pending' AND r.due_at < clock.now
-      AND (r.overlap = 0 OR ({MAY_TAKE_SLOT}))
+      AND (r.overlap = 0 OR ({MAY_TAKE_SLOT})) AND {held_here("r")}
       AND NOT EXISTS (SELECT FROM pauses p WHERE p.tenant = r.tenant AND (p.queue IS NULL OR p.queue = r.queue)
                       AND p.resumed_at IS NULL)
 ), oldest AS (
     SELECT * FROM overdue ORDER BY due_at LIMIT 1
 ), expired AS (
     SELECT count(*) AS count, min(r.lease_expires_at) AS since FROM runs r, clock
-    WHERE r.tenant = %(tenant)s AND r.state = 'leased' AND r.lease_expires_at < clock.now
+    WHERE r.tenant = %(tenant)s AND r.state = 'leased' AND r.lease_expires_at < clock.now AND {held_here("r")}
 )
 SELECT (SELECT count(*) FROM overdue), coalesce(extract(epoch FROM clock.now - oldest.due_at), 0)::float8,
        oldest.run_id, oldest.queue, expired.count, coalesce(extract(epoch FROM clock.now - expired.since), 0)::float8,
-       (SELECT count(*) FROM dead_runs d WHERE d.tenant = %(tenant)s AND d.died_at > clock.now - interval '1 hour')
+       (SELECT count(*) FROM dead_runs d
+        WHERE d.tenant = %(tenant)s AND d.died_at > clock.now - interval '1 hour' AND {held_here("d")})
 FROM clock CROSS JOIN expired LEFT JOIN oldest ON true
 """
 
@@ -98,9 +100,9 @@ class StalledJob(NamedTuple):
 
 
 STALLED_JOBS = f"""
-SELECT job_id, next_fire_at, definition FROM jobs
+SELECT job_id, next_fire_at, definition FROM jobs j
 WHERE tenant = %(tenant)s AND state = 'active' AND {_RECURRING}
-  AND next_fire_at < coalesce(%(now)s::timestamptz, now()) - %(waited_s)s * interval '1 second'
+  AND next_fire_at < coalesce(%(now)s::timestamptz, now()) - %(waited_s)s * interval '1 second' AND {held_here("j")}
 ORDER BY next_fire_at LIMIT %(limit)s
 """
 
@@ -113,9 +115,9 @@ async def stalled_jobs(
     return [StalledJob(*row) for row in await (await conn.execute(STALLED_JOBS, asked)).fetchall()]
 
 
-TZDATA_VERSIONS = """
-SELECT DISTINCT tzdata_version FROM jobs
-WHERE tenant = %s AND state = 'active' AND next_fire_at IS NOT NULL AND tzdata_version IS NOT NULL
+TZDATA_VERSIONS = f"""
+SELECT DISTINCT tzdata_version FROM jobs j
+WHERE tenant = %s AND state = 'active' AND next_fire_at IS NOT NULL AND tzdata_version IS NOT NULL AND {held_here("j")}
 """
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from ledger.connection import Connection
-from ledger.fence import OwnerTransaction
+from ledger.connection import Connection, Pool
+from ledger.fence import OwnerTransaction, partitions_transaction
 
 APPLIED = "applied"
 UNCHANGED = "unchanged"
@@ -26,8 +26,8 @@ class Outcome(NamedTuple):
 
 
 RECORD_OUTCOMES = """
-INSERT INTO applied_commands (command_id, outcome, detail, field)
-SELECT * FROM unnest(%b::uuid[], %b::text[], %b::text[], %b::text[])
+INSERT INTO applied_commands (command_id, outcome, detail, field, partition)
+SELECT *, %s::int FROM unnest(%b::uuid[], %b::text[], %b::text[], %b::text[])
 ON CONFLICT (command_id) DO NOTHING
 """
 
@@ -35,7 +35,7 @@ ON CONFLICT (command_id) DO NOTHING
 async def record_outcomes(tx: OwnerTransaction, outcomes: Sequence[Outcome]) -> None:
     """Note outcomes in the transaction of their effects."""
     columns = [list(column) for column in zip(*outcomes, strict=True)]
-    await tx.conn.execute(RECORD_OUTCOMES, columns)
+    await tx.conn.execute(RECORD_OUTCOMES, (tx.fence.partition, *columns))
 
 
 READ_OUTCOMES = "SELECT command_id, outcome, detail, field FROM applied_commands WHERE command_id = ANY(%b)"
@@ -49,15 +49,21 @@ async def read_outcomes(conn: Connection, command_ids: Sequence[UUID]) -> dict[U
 
 # One statement: of two that race for a key, the second sees the first's digest.
 NOTE_KEYED_COMMAND = """
-INSERT INTO keyed_commands AS known (command_id, digest) VALUES (%s, %s)
+INSERT INTO keyed_commands AS known (command_id, digest, partition) VALUES (%s, %s, %s)
 ON CONFLICT (command_id) DO UPDATE SET digest = known.digest
 RETURNING digest
 """
 
 
-async def note_keyed_command(conn: Connection, command_id: UUID, digest: bytes) -> bool:
-    """Note what is to be sent under an id that comes from a caller's key; False when that was something else before."""
-    row = await (await conn.execute(NOTE_KEYED_COMMAND, (command_id, digest))).fetchone()
+async def note_keyed_command(pool: Pool, partition: int, command_id: UUID, digest: bytes) -> bool:
+    """Note what is to be sent under an id that comes from a caller's key; False when that was something else before.
+
+    partition: of the command's job. Fenced: it must be known wherever the partition goes. Raises NotOnThisShard,
+    LedgerUnavailable.
+    """
+    async with partitions_transaction(pool, [partition]) as conn:
+        cursor = await conn.execute(NOTE_KEYED_COMMAND, (command_id, digest, partition))
+    row = await cursor.fetchone()
     assert row is not None
     return bool(row[0] == digest)
 

@@ -18,7 +18,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from ledger.confirmed_connection import ConfirmedConnection, patience
 from ledger.kept_cancellations import keep_cancellations
 from ledger.servers import Servers, is_outdated
-from schemas.errors import EpochLost, FencepostError, InvariantBroken, LedgerUnavailable
+from schemas.errors import EpochLost, FencepostError, InvariantBroken, LedgerUnavailable, NotOnThisShard
 
 keep_cancellations()
 
@@ -117,7 +117,8 @@ async def ledger_pool(
 
 @contextmanager
 def ledger_errors(partition: int | None = None) -> Iterator[None]:
-    """Raise our errors for psycopg's: EpochLost, LedgerUnavailable (nothing is known written), InvariantBroken.
+    """Raise our errors for psycopg's: EpochLost (NotOnThisShard), LedgerUnavailable (nothing is known written),
+    InvariantBroken.
 
     What is none of these is a mistake in a statement, and goes on as it is.
     """
@@ -132,7 +133,9 @@ def ledger_errors(partition: int | None = None) -> Iterator[None]:
 
 def _ours(error: psycopg.Error, partition: int | None) -> FencepostError | None:
     # Our own codes first: psycopg takes a class it does not know for an OperationalError.
-    if error.sqlstate in ("FP001", "FP002"):
+    if error.sqlstate == "FP002":
+        return NotOnThisShard([int(number) for number in (error.diag.message_detail or "").split()])
+    if error.sqlstate == "FP001":
         return EpochLost(partition)
     if isinstance(error, psycopg.OperationalError):  # the pool's own errors are ones, too
         return LedgerUnavailable(f"the ledger did not answer: {error}")

@@ -10,6 +10,7 @@ from uuid import UUID
 from ledger.connection import Connection
 from ledger.fence import OwnerTransaction, hold_job_states
 from ledger.outbox import emit
+from ledger.partitions import held_here
 from ledger.runs import RUN_COLUMNS, PendingRun
 
 
@@ -44,8 +45,8 @@ class DeadFilter(NamedTuple):
     reason: str | None = None
 
 
-_MATCHES = """
-    tenant = %(tenant)s AND (%(queues)b::text[] IS NULL OR queue = ANY (%(queues)b::text[]))
+_MATCHES = f"""
+    {held_here("d")} AND tenant = %(tenant)s AND (%(queues)b::text[] IS NULL OR queue = ANY (%(queues)b::text[]))
       AND (%(job_id)s::uuid IS NULL OR job_id = %(job_id)s::uuid)
       AND died_at >= coalesce(%(since)s::timestamptz, '-infinity')
       AND died_at < coalesce(%(until)s::timestamptz, 'infinity')
@@ -53,7 +54,7 @@ _MATCHES = """
 """
 
 LIST_DEAD = f"""
-SELECT {", ".join(DeadRun._fields)} FROM dead_runs
+SELECT {", ".join(DeadRun._fields)} FROM dead_runs d
 WHERE {_MATCHES} AND (died_at, run_id) > (coalesce(%(after_at)s::timestamptz, '-infinity'), %(after_id)s::uuid)
 ORDER BY died_at, run_id LIMIT %(limit)s
 """
@@ -69,7 +70,7 @@ async def list_dead(
     return [DeadRun(*row) for row in await (await conn.execute(LIST_DEAD, asked)).fetchall()]
 
 
-COUNT_DEAD = f"SELECT count(*) FROM dead_runs WHERE {_MATCHES}"
+COUNT_DEAD = f"SELECT count(*) FROM dead_runs d WHERE {_MATCHES}"
 
 
 async def count_dead(conn: Connection, which: DeadFilter) -> int:

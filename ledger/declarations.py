@@ -10,6 +10,7 @@ from uuid import UUID
 
 from ledger.connection import Connection
 from ledger.jobs import Job
+from ledger.partitions import held_here
 
 
 class DeclaredJob(NamedTuple):
@@ -33,7 +34,7 @@ FROM jobs j CROSS JOIN LATERAL (
 ) n
 WHERE j.tenant = %(tenant)s AND j.declared_as IS NOT NULL AND split_part(j.declared_as, '/', 1) = %(declared_set)s
   AND (%(queues)b::text[] IS NULL OR j.queue = ANY (%(queues)b::text[]))
-  AND (%(after)s::uuid IS NULL OR j.job_id > %(after)s::uuid)
+  AND (%(after)s::uuid IS NULL OR j.job_id > %(after)s::uuid) AND {held_here("j")}
 ORDER BY j.job_id
 LIMIT %(limit)s
 """

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from ledger.connection import Connection
+from schemas.errors import NotOnThisShard
 
 
 class Ownership(NamedTuple):
@@ -24,7 +25,8 @@ FROM partitions p, (SELECT clock_timestamp() AS now) AS t WHERE p.partition = %s
 
 
 async def read_ownership(conn: Connection, partition: int) -> Ownership:
-    """The partition as it is now."""
+    """The partition as it is now. Raises NotOnThisShard."""
     row = await (await conn.execute(READ_OWNERSHIP, (partition,))).fetchone()
-    assert row is not None
+    if row is None:
+        raise NotOnThisShard([partition])
     return Ownership(*row)

@@ -7,7 +7,7 @@ Source: ARCHITECTURE, The fence.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -61,8 +61,8 @@ FENCE_OWNER = "SELECT fence_owner(%s, %s, %s), now()"
 async def owner_transaction(pool: Pool, fence: Fence) -> AsyncIterator[OwnerTransaction]:
     """A transaction that commits only under the fence's epoch and owner.
 
-    Raises EpochLost (drop the partition's memory) or LedgerUnavailable (nothing is known to be written; try again:
-    every write of ours is idempotent under its fence).
+    Raises EpochLost (drop the partition's memory), NotOnThisShard, or LedgerUnavailable (nothing is known to be
+    written; try again: every write of ours is idempotent under its fence).
     """
     with ledger_errors(fence.partition):
         async with pool.connection() as conn, conn.transaction():
@@ -99,13 +99,19 @@ FENCE_PARTITIONS = "SELECT fence_partitions(%s::int[])"
 
 @asynccontextmanager
 async def api_transaction(pool: Pool, run_ids: Iterable[UUID]) -> AsyncIterator[Connection]:
-    """A transaction in which the epochs of these runs' partitions stand still.
+    """A transaction in which the epochs of these runs' partitions stand still. As `partitions_transaction`."""
+    async with partitions_transaction(pool, sorted({partition_of_run(run_id) for run_id in run_ids})) as conn:
+        yield conn
+
+
+@asynccontextmanager
+async def partitions_transaction(pool: Pool, partitions: Sequence[int]) -> AsyncIterator[Connection]:
+    """A transaction in which the epochs of these partitions (ascending, no duplicates) stand still.
 
     Begin, fence and the caller's first statement travel together: two round trips a transaction, or one, when the
     caller waits for no answer before it leaves.
-    Raises EpochLost when a partition is not on this shard, LedgerUnavailable; soon, for who waits is a client.
+    Raises NotOnThisShard for partitions that are not, LedgerUnavailable; soon, for who waits is a client.
     """
-    partitions = sorted({partition_of_run(run_id) for run_id in run_ids})
     with ledger_errors():
         # conn.transaction() would take a fifth of the client's time. What fails is rolled back as it leaves the pool's
         # block; a COMMIT behind a failed statement is not executed.
@@ -113,7 +119,7 @@ async def api_transaction(pool: Pool, run_ids: Iterable[UUID]) -> AsyncIterator[
             with patience(conn, API_SILENCE_S):
                 async with conn.pipeline():
                     await conn.execute("BEGIN", prepare=False)
-                    await conn.execute(FENCE_PARTITIONS, (partitions,))
+                    await conn.execute(FENCE_PARTITIONS, (list(partitions),))
                     yield conn
                     await conn.execute("COMMIT", prepare=False)
 

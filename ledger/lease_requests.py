@@ -10,6 +10,7 @@ from uuid import UUID
 
 from ledger.connection import Connection, confirm_commits
 from ledger.leases import LEASE_LEFT_S, LeasedRun
+from ledger.partitions import held_here
 
 RECALL_LEASES = f"""
 SELECT r.run_id, r.job_id, r.attempt, r.lease_token, r.lease_expires_at, r.scheduled_for, r.due_at, r.queue,
@@ -17,6 +18,7 @@ SELECT r.run_id, r.job_id, r.attempt, r.lease_token, r.lease_expires_at, r.sched
 FROM lease_requests q, unnest(q.run_ids, q.lease_tokens) AS lease (run_id, lease_token), runs r
 WHERE q.request_id = %(request_id)s AND r.run_id = lease.run_id AND r.lease_token = lease.lease_token
   AND r.state = 'leased' AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now())
+  AND {held_here("r")}
 """
 
 

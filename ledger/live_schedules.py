@@ -7,6 +7,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from ledger.connection import Connection
+from ledger.partitions import held_here
 
 
 class LiveSchedule(NamedTuple):
@@ -19,12 +20,12 @@ class LiveSchedule(NamedTuple):
     next_fire_at: datetime
 
 
-READ_LIVE_SCHEDULES = """
+READ_LIVE_SCHEDULES = f"""
 SELECT job_id, queue, (definition::jsonb -> 'schedule')::text, created_at, next_fire_at
-FROM jobs
+FROM jobs j
 WHERE tenant = %(tenant)s AND state = 'active' AND next_fire_at IS NOT NULL
   AND (%(queues)b::text[] IS NULL OR queue = ANY (%(queues)b::text[]))
-  AND job_id > %(after)s
+  AND job_id > %(after)s AND {held_here("j")}
 ORDER BY job_id
 LIMIT %(limit)s
 """

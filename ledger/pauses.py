@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from ledger.connection import Connection
+from ledger.partitions import held_here
 
 # Needs a row `r` with tenant and queue, names without a space. The arrays are made once a statement; with look-ups row
 # by row instead the planner would think that a row costs much.
@@ -90,10 +91,10 @@ async def forget_pauses(conn: Connection) -> None:
     await conn.execute(FORGET_PAUSES)
 
 
-COUNT_WAITING = """
-SELECT lane, count(*) FROM runs
+COUNT_WAITING = f"""
+SELECT lane, count(*) FROM runs r
 WHERE tenant = %(tenant)s AND queue = %(queue)s AND state = 'pending'
-  AND due_at <= coalesce(%(now)s::timestamptz, now())
+  AND due_at <= coalesce(%(now)s::timestamptz, now()) AND {held_here("r")}
 GROUP BY lane
 """
 

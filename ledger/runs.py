@@ -10,6 +10,7 @@ from uuid import UUID
 from ledger.connection import Connection, read_batches
 from ledger.fence import OwnerTransaction
 from ledger.outbox import emit
+from ledger.partitions import held_here
 from ledger.slots import MAY_TAKE_SLOT
 
 
@@ -158,7 +159,7 @@ FROM unnest(%(tenants)b::text[], %(queues)b::text[]) AS asked (tenant, queue),
          WHERE r.tenant = asked.tenant AND r.queue = asked.queue AND r.lane = lanes.lane
            AND r.due_at <= coalesce(%(now)s::timestamptz, now()) AND r.state = 'pending'
            AND (r.start_by IS NULL OR r.start_by >= coalesce(%(now)s::timestamptz, now()))
-           AND (r.overlap = 0 OR ({MAY_TAKE_SLOT}))
+           AND (r.overlap = 0 OR ({MAY_TAKE_SLOT})) AND {held_here("r")}
          ORDER BY r.due_at LIMIT %(limit)s
      ) AS due,
      partitions p

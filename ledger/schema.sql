@@ -190,7 +190,8 @@ CREATE TABLE applied_commands (
     applied_at timestamptz NOT NULL DEFAULT now(),
     outcome    text NOT NULL,                      -- applied, unchanged, or a rejection's code
     detail     text,                               -- a rejection's message
-    field      text
+    field      text,
+    partition  int                                 -- it moves along with it; NULL: of a time when nobody noted it
 );
 CREATE INDEX applied_commands_by_age ON applied_commands (applied_at);
 
@@ -198,7 +199,8 @@ CREATE INDEX applied_commands_by_age ON applied_commands (applied_at);
 CREATE TABLE keyed_commands (
     command_id uuid PRIMARY KEY,
     digest     bytea NOT NULL,
-    at         timestamptz NOT NULL DEFAULT now()
+    at         timestamptz NOT NULL DEFAULT now(),
+    partition  int                                 -- as of an outcome
 );
 CREATE INDEX keyed_commands_by_age ON keyed_commands (at);
 
@@ -251,6 +253,66 @@ CREATE TABLE zone_rules (
     PRIMARY KEY (tzdata_version, zone)
 );
 
+-- Home's word on moves of partitions between shards, the last one of each; see ARCHITECTURE, Moving a partition.
+--
+--  copying ----> cutting ----> moved ----> done      the source has it up to and in `cutting`, the target from `moved` on
+--     |             |
+--     +-------------+----> returning ----> returned
+CREATE TABLE moves (
+    partition  int PRIMARY KEY REFERENCES placements,
+    from_shard int NOT NULL REFERENCES shards,
+    to_shard   int NOT NULL REFERENCES shards,
+    state      text NOT NULL CHECK (state IN ('copying', 'cutting', 'moved', 'done', 'returning', 'returned')),
+    mover      uuid NOT NULL,                      -- who works on it; whoever takes it up is another one
+    epoch      bigint,                             -- the partition's when it was cut over; the next takeover is above it
+    began_at   timestamptz NOT NULL DEFAULT now(),
+    changed_at timestamptz NOT NULL DEFAULT now(),
+    CHECK (from_shard <> to_shard)
+);
+
+-- On the shard that a partition is leaving. With an epoch: the row of `partitions` is here instead of there, so that the
+-- fence refuses everybody. mover: nobody else may go on with it, here and in arrivals.
+CREATE TABLE departures (
+    partition       int PRIMARY KEY,
+    mover           uuid NOT NULL,
+    epoch           bigint,
+    owner           text,
+    owner_since     timestamptz,
+    consumed_offset bigint,
+    decided_through timestamptz,
+    token_floor     bigint
+);
+
+-- On the shard that a partition is coming to. Rows of a partition that is not in `partitions` are not there yet, or not
+-- any more: who looks for rows of all partitions leaves them out.
+CREATE TABLE arrivals (
+    partition int PRIMARY KEY,
+    mover     uuid NOT NULL
+);
+
+-- Rows of a departing partition that have changed since copying began. Triggers that are there only meanwhile write it.
+CREATE TABLE moving_rows (
+    id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    partition int NOT NULL,
+    relation  text NOT NULL,
+    row_id    uuid NOT NULL
+);
+
+CREATE FUNCTION note_moving_row() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    changed record;
+    id uuid;
+BEGIN
+    IF TG_OP = 'DELETE' THEN changed := OLD; ELSE changed := NEW; END IF;
+    IF TG_TABLE_NAME = 'jobs' THEN id := changed.job_id; ELSE id := changed.run_id; END IF;
+    INSERT INTO moving_rows (partition, relation, row_id) VALUES (changed.partition, TG_TABLE_NAME, id);
+    RETURN NULL;
+END $$;
+
+-- As schemas/ids.py: partition_of_run.
+CREATE FUNCTION partition_of_run(run_id uuid) RETURNS int LANGUAGE sql IMMUTABLE AS
+    'SELECT (get_byte(uuid_send(run_id), 6) & 15) << 8 | get_byte(uuid_send(run_id), 7)';
+
 -- The class of our advisory locks on partitions.
 CREATE FUNCTION fence_class() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1179602500';
 
@@ -266,7 +328,8 @@ END $$;
 
 CREATE TRIGGER outbox_wakes_relay AFTER INSERT ON outbox FOR EACH STATEMENT EXECUTE FUNCTION wake_relay();
 
--- Proves that (partition, epoch, owner) is current and keeps it so until the transaction ends; else raises FP001.
+-- Proves that (partition, epoch, owner) is current and keeps it so until the transaction ends; else raises FP001, or FP002
+-- with the partition's number when it is not on this shard.
 -- VOLATILE, under READ COMMITTED: the read is a later snapshot than the lock. In one statement, a STABLE function or
 -- REPEATABLE READ it returned the OLD epoch. FOR SHARE instead would starve takeover.
 CREATE FUNCTION fence_owner(p int, e bigint, o text) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
@@ -277,6 +340,9 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(fence_class(), p);
     SELECT epoch, owner, consumed_offset INTO found_epoch, found_owner, found_offset FROM partitions WHERE partition = p;
+    IF found_epoch IS NULL THEN
+        RAISE EXCEPTION 'not on this shard: partition %', p USING ERRCODE = 'FP002', DETAIL = p;
+    END IF;
     IF found_epoch IS DISTINCT FROM e OR found_owner IS DISTINCT FROM o THEN
         RAISE EXCEPTION 'epoch lost: partition % is at epoch % of %', p, found_epoch, found_owner
             USING ERRCODE = 'FP001';
@@ -285,16 +351,20 @@ BEGIN
 END $$;
 
 -- Keeps the epochs of these partitions (ascending, no duplicates) as they are until the transaction ends, for writers
--- that own none of them; raises FP002 when one is not on this shard. Later statements see those epochs.
+-- that own none of them; raises FP002, with the numbers of those that are not on this shard. Later statements see those
+-- epochs.
 CREATE FUNCTION fence_partitions(ps int[]) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     p int;
+    missing int[];
 BEGIN
     FOREACH p IN ARRAY ps LOOP
         PERFORM pg_advisory_xact_lock_shared(fence_class(), p);
     END LOOP;
     IF (SELECT count(*) FROM partitions WHERE partition = ANY (ps)) <> cardinality(ps) THEN
-        RAISE EXCEPTION 'not on this shard: one of the partitions %', ps USING ERRCODE = 'FP002';
+        missing := ARRAY(SELECT unnest(ps) EXCEPT SELECT partition FROM partitions);
+        RAISE EXCEPTION 'not on this shard: partitions %', missing
+            USING ERRCODE = 'FP002', DETAIL = array_to_string(missing, ' ');
     END IF;
 END $$;
 

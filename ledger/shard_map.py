@@ -1,4 +1,6 @@
-"""Which shards there are, and which of them has which partition: written once by `fencepostd init`, read by every role.
+"""Which shards there are, and which of them has which partition.
+
+Written by `fencepostd init` and, when a shard is added or a partition moves, by `fencepostd shard`; read by every role.
 
 The map is home's. Each shard knows the number of partitions and its own number, so that a wrong address is refused.
 """
@@ -9,11 +11,13 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psycopg.errors import UndefinedTable
 
-from ledger.connection import Connection, Pool, session
+from ledger.confirmed_connection import patience
+from ledger.connection import CONFIRM_COMMITS, Connection, Pool, session
+from ledger.fence import API_SILENCE_S
 from ledger.partitions import partition_count
 from schemas.errors import LedgerMismatch, LedgerUnavailable
 from schemas.ids import MAX_PARTITIONS
@@ -26,10 +30,14 @@ ASK_AGAIN_S = 0.5
 
 @dataclass(frozen=True)
 class ShardMap:
-    """dsns: of each shard but home, by its number. placed: the shard of each partition."""
+    """dsns: of each shard but home, by its number. placed: the shard of each partition.
+
+    moving: partitions on their way between shards, which the one that has them may refuse for a moment.
+    """
 
     dsns: Mapping[int, str]
     placed: Sequence[int]
+    moving: frozenset[int] = frozenset()
 
     def held_by(self, shard: int) -> list[int]:
         """The partitions of a shard."""
@@ -49,6 +57,7 @@ def spread(partitions: int, dsns: Sequence[str]) -> ShardMap:
 
 READ_SHARDS = "SELECT shard, dsn FROM shards ORDER BY shard"
 READ_PLACEMENTS = "SELECT shard FROM placements ORDER BY partition"
+READ_MOVING = "SELECT partition FROM moves WHERE state NOT IN ('done', 'returned')"
 
 
 async def prove_home(conn: Connection) -> int:
@@ -66,7 +75,25 @@ async def read_shard_map(home: Connection) -> ShardMap:
     if len(placed) != count:
         raise LedgerMismatch([f"the map has {len(placed)} partitions, and the ledger {count}"])
     del shards[HOME]
-    return ShardMap(shards, placed)
+    moving = frozenset(partition for (partition,) in await (await home.execute(READ_MOVING)).fetchall())
+    return ShardMap(shards, placed, moving)
+
+
+# With CONFIRM_COMMITS: who only reads would otherwise never notice that another server has become home's primary.
+READ_CHANGES = f"""
+SELECT ARRAY({READ_PLACEMENTS}), ARRAY({READ_MOVING}), (SELECT count(*) FROM shards), ({CONFIRM_COMMITS})
+"""
+
+
+async def read_changes(home: Connection, known: ShardMap) -> ShardMap:
+    """The map as it is now, in one statement unless there are shards that were not known. Raises LedgerMismatch."""
+    with patience(home, API_SILENCE_S):  # callers of the API may wait for it
+        row = await (await home.execute(READ_CHANGES)).fetchone()
+    assert row is not None
+    placed, moving, shards, _ = row
+    if shards != 1 + len(known.dsns):
+        return await read_shard_map(home)
+    return ShardMap(known.dsns, placed, frozenset(moving))
 
 
 async def await_shard_map(home: Pool) -> ShardMap:
@@ -111,7 +138,7 @@ async def plan_shards(home: Connection, partitions: int, dsns: Sequence[str]) ->
     if dsns and len(dsns) != len(there.dsns):
         counts = f"of shards there are {1 + len(there.dsns)}, not {1 + len(dsns)}"
         raise LedgerMismatch([f"{counts}: partitions stay where the first `fencepostd init` has put them"])
-    return (ShardMap(dict(enumerate(dsns, HOME + 1)), there.placed) if dsns else there), True
+    return (replace(there, dsns=dict(enumerate(dsns, HOME + 1))) if dsns else there), True
 
 
 INIT_SETTINGS = """
@@ -128,13 +155,14 @@ async def init_shard(conn: Connection, found: ShardMap, shard: int) -> None:
     """
     partitions, held = len(found.placed), found.held_by(shard)
     async with conn.transaction():
-        await conn.execute(INIT_SETTINGS, (str(partitions), str(shard)))
+        is_new = (await conn.execute(INIT_SETTINGS, (str(partitions), str(shard)))).rowcount > 0
         if (count := await partition_count(conn)) != partitions:
             raise LedgerMismatch([f"the ledger was initialised with {count} partitions, not {partitions}"])
         await prove_shard(conn, shard, partitions)
-        await conn.execute(INIT_PARTITIONS, (held,))
+        if is_new:  # later on a partition that is not here has moved, or is just being moved
+            await conn.execute(INIT_PARTITIONS, (held,))
         there = [partition for (partition,) in await (await conn.execute(READ_PARTITIONS)).fetchall()]
-        if there != held:
+        if not set(there) ^ set(held) <= found.moving:
             raise LedgerMismatch([f"shard {shard} has partitions of another placement: give it an empty database"])
         if shard == HOME:
             await _write_map(conn, found)
@@ -143,6 +171,57 @@ async def init_shard(conn: Connection, found: ShardMap, shard: int) -> None:
 async def init_alone(conn: Connection, partitions: int) -> None:
     """Make this database a whole ledger. Raises LedgerMismatch when it is something else already."""
     await init_shard(conn, spread(partitions, []), HOME)
+
+
+READ_VERSION = "SELECT array_agg(name ORDER BY name) FROM schema_migrations"
+# Whoever changes one of them writes to home first, and reads the map after that: see ledger/shards.py: Shards.tell_all.
+LOCK_TOLD_TO_ALL = "LOCK TABLE pauses, queue_settings IN SHARE MODE"
+TOLD_TO_ALL = {
+    "pauses": "tenant, queue, paused_at, resumed_at, by",
+    "queue_settings": "tenant, queue, rate_per_s, rate_version, set_at, set_by",
+}
+ADD_SHARD = "INSERT INTO shards (shard, dsn) VALUES (%s, %s)"
+
+
+async def add_shard(home: Connection, dsn: str, conn: Connection) -> int:
+    """Make a migrated, empty database the next shard, which has no partition yet; returns its number.
+
+    It gets what is told to all shards while nobody can tell anything, and is on the map from the same instant on. Safe
+    to repeat. Raises LedgerMismatch when the database is something else already, or of another version.
+    """
+    found = await read_shard_map(home)
+    number, partitions = await _number_for(conn, found, dsn), len(found.placed)
+    if number in found.dsns:
+        return number
+    versions = [await (await each.execute(READ_VERSION)).fetchone() for each in (home, conn)]
+    if versions[0] != versions[1]:
+        raise LedgerMismatch(["home is of another version: run `fencepostd init` first"])
+    await init_shard(conn, ShardMap({**found.dsns, number: dsn}, found.placed), number)
+    async with home.transaction():
+        await home.execute(LOCK_TOLD_TO_ALL)
+        async with conn.transaction():
+            for relation, columns in TOLD_TO_ALL.items():
+                rows = await (await home.execute(f"SELECT {columns} FROM {relation}".encode())).fetchall()
+                await conn.execute(f"DELETE FROM {relation}".encode())
+                places = ", ".join(["%s"] * len(columns.split(",")))
+                insert = f"INSERT INTO {relation} ({columns}) VALUES ({places})"
+                await conn.cursor().executemany(insert.encode(), rows)
+        await home.execute(ADD_SHARD, (number, dsn))
+    await prove_shard(conn, number, partitions)
+    return number
+
+
+async def _number_for(conn: Connection, found: ShardMap, dsn: str) -> int:
+    """The number that the database has, or is to have. Raises LedgerMismatch when it cannot be a new shard."""
+    following = max(found.dsns, default=HOME) + 1
+    row = await (await conn.execute(READ_OWN_NUMBER)).fetchone()
+    if row is None:
+        return following
+    own = int(row[0])
+    if own == following or found.dsns.get(own) == dsn:
+        return own
+    where = f"{conn.info.host}:{conn.info.port}/{conn.info.dbname}"
+    raise LedgerMismatch([f"{where} is shard {own} already: give a new shard an empty database"])
 
 
 WRITE_SHARDS = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 class FencepostError(Exception):
@@ -35,6 +35,20 @@ class EpochLost(FencepostError):
     def __init__(self, partition: int | None = None) -> None:
         super().__init__(f"partition {partition} has another owner or epoch now")
         self.partition = partition
+
+
+class NotOnThisShard(EpochLost):
+    """Read the map of shards again, and ask the shard that has the partitions now; they may be on their way to it.
+
+    partitions: those of the asked ones that are not on the shard.
+    """
+
+    def __init__(self, partitions: Collection[int]) -> None:
+        super().__init__(next(iter(partitions), None))
+        self.partitions = frozenset(partitions)
+
+    def __str__(self) -> str:
+        return f"partition {', '.join(map(str, sorted(self.partitions)))} is being moved to another shard"
 
 
 class LeaseLost(FencepostError):
@@ -104,6 +118,10 @@ class QueryRejected(CommandRejected):
 
 class InvariantBroken(FencepostError):
     """Crash: the state contradicts itself, and going on would spread the damage."""
+
+
+class MoveRefused(FencepostError):
+    """Tell the operator: the partition is not moved, and nothing is lost. The message says what to do."""
 
 
 class LedgerMismatch(FencepostError):

@@ -156,7 +156,7 @@ class Decider:
         async with self._catch_up_turn():
             queue, missed = self._backlog.turn()
             async with self._transaction() as tx:
-                spread = await spread_missed(tx, self._memory.state, queue, missed, self._around.rate_share)
+                spread = await spread_missed(tx, self._memory.state, queue, missed, self._around.rate_share())
             self._backlog.keep(queue, spread.left, spread.gone)
             self._take_in(spread.job_ids, spread.decided)
             self._unsorted.add(spread.strays)
@@ -172,7 +172,7 @@ class Decider:
             while more:
                 async with self._catch_up_turn():
                     async with self._transaction() as tx:
-                        spread = await spread_missed(tx, self._memory.state, queue, [], self._around.rate_share)
+                        spread = await spread_missed(tx, self._memory.state, queue, [], self._around.rate_share())
                     self._fold_own(spread.decided.events)
                     more = spread.more
             self._rates_followed[queue] = version

@@ -16,7 +16,7 @@ from ledger.lease_requests import forget_lease_requests
 from ledger.partitions import forget_takeovers, list_partitions
 from ledger.pauses import forget_pauses
 from ledger.slots import forget_slotless
-from schemas.errors import LedgerUnavailable
+from schemas.errors import LedgerUnavailable, NotOnThisShard
 from streams.metrics import JOBS_FORGOTTEN
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,10 @@ async def _forget_jobs(pool: Pool, stop: asyncio.Event, kept: timedelta) -> None
                 async with session(pool) as conn:
                     look = await find_forgettable(conn, partition, kept, after=place, limit=AT_ONCE)
                 if look.forgettable:
-                    JOBS_FORGOTTEN.inc(await forget_jobs(pool, partition, look.forgettable, kept))
+                    try:
+                        JOBS_FORGOTTEN.inc(await forget_jobs(pool, partition, look.forgettable, kept))
+                    except NotOnThisShard:
+                        break  # it has moved meanwhile
             place, is_end = look.last, look.last is None
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from ledger.connection import SESSION_OPTIONS, Connection, ledger_errors
+from ledger.connection import SESSION_OPTIONS, Connection, confirm_commits, ledger_errors
 from ledger.outbox import (
     OUTBOX_CHANNEL,
     OutboxRow,
@@ -73,7 +73,7 @@ class OutboxRelay:
         self._session_options = f"{SESSION_OPTIONS} -c idle_session_timeout={frozen_after_s}s"
         self._batch_rows = FIRST_BATCH_ROWS
         self._longest_sleep_s = frozen_after_s / 5
-        self._observed = float("-inf")
+        self._observed = self._confirmed = float("-inf")
         self.active = asyncio.Event()  # set while this relay holds the lock
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -143,10 +143,14 @@ class OutboxRelay:
     async def _observe(self, conn: Connection, *, now: bool = False) -> int:
         """Measure the outbox now, or now and then; how many rows it had, 0 when it was not measured.
 
-        It also proves that the session, and so the lock, is still there.
+        It also proves that the session, and so the lock, is still there, and now and then that the server has its
+        standby still: one whose place another has taken shows an empty outbox for ever.
         """
         if not now and time.monotonic() - self._observed < _OBSERVE_S:
             return 0
+        if time.monotonic() - self._confirmed >= _OBSERVE_S:
+            await confirm_commits(conn)
+            self._confirmed = time.monotonic()
         rows, lag_s = await outbox_lag(conn)
         OUTBOX_ROWS.labels(self._shard).set(rows)
         OUTBOX_LAG_SECONDS.labels(self._shard).set(lag_s)

@@ -4,6 +4,9 @@ Partitions that stay with us through a rebalance go on undisturbed: Faust revoke
 so nothing is given up before the new assignment is known.
 
 A partition's state folder has one user at a time, from before it is taken over until after it is closed: `_folders`.
+
+When a partition moves to another shard its owner is refused, closed, and taken over again at once, wherever the map
+leads: with the state that it has left.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from ledger.fence import take_over
-from schemas.errors import EpochLost, TryAgain
+from schemas.errors import EpochLost, LedgerMismatch, NotOnThisShard, TryAgain
 from schemas.events import Event
 from streams.command_inbox import CommandInbox
 from streams.event_feed import EventFeed
@@ -31,12 +34,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TAKE_OVER_AGAIN_S = 0.5
+LOOK_AGAIN_S = 0.05
+NOWHERE_AT_MOST = 3  # times that a shard has not what the map says it has, and no move explains it
 
 
 class Ownership:
     """The owners of a process. `around_of` and `feed` are set before the first assignment.
 
     around_of(partition): what surrounds the owners of the partition's shard.
+    is_moving(partition): reads the map of shards anew, and tells whether the partition is on its way between two.
     hold(partition), read_from(partition, offset): how the commands topic is read, set by who reads it.
     """
 
@@ -48,6 +54,7 @@ class Ownership:
         self.nonce = f"{name}/{uuid4()}"  # never reused: a restarted process is another owner
         self.hold: Callable[[int], None] = lambda _: None
         self.read_from: Callable[[int, int], None] = lambda *_: None
+        self.is_moving: Callable[[int], Awaitable[bool]] = _stays
         self._wanted: set[int] = set()
         self._closed = False
         self._owners: dict[int, PartitionOwner] = {}
@@ -75,7 +82,7 @@ class Ownership:
         for partition in self._wanted & set(self._owners):
             self._owners[partition].check()
         for partition in self._wanted - set(self._owners) - set(self._taking):
-            self._taking[partition] = self._begin(self._take_over(partition), f"take over {partition}")
+            self._begin_taking(partition)
 
     async def next_offsets(self, wait_s: float) -> dict[int, int]:
         """The next command of each partition that is owned by then; the others are not ready to be read."""
@@ -125,6 +132,9 @@ class Ownership:
         self._closed = True
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _begin_taking(self, partition: int) -> None:
+        self._taking[partition] = self._begin(self._take_over(partition), f"take over {partition}")
+
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
@@ -133,11 +143,10 @@ class Ownership:
 
     async def _take_over(self, partition: int) -> None:
         """Until it works or the partition is assigned elsewhere, which cancels this."""
-        folder, around = self._folders[partition], self.around_of(partition)
+        folder = self._folders[partition]
         await folder.acquire()
         try:
-            async with around.opening_turns:
-                owner, offset = await self._open(partition, around)
+            owner, offset = await self._open_wherever(partition)
         except BaseException as error:
             folder.release()
             if isinstance(error, EpochLost):
@@ -146,7 +155,7 @@ class Ownership:
             if isinstance(error, Exception):
                 log.exception("partition %d cannot be taken over", partition)
                 self._taking.pop(partition, None)
-                around.crash(error)
+                self.around_of(partition).crash(error)
                 return
             raise
         if self._taking.get(partition) is not asyncio.current_task():
@@ -158,13 +167,28 @@ class Ownership:
         PARTITIONS_OWNED.set(len(self._owners))
         self.feed.assign(partition, offset)
         owner.start()
-        around.wake_timekeeper(partition)
+        owner.wake()
         log.info("partition %d: owned under epoch %d", partition, owner.fence.epoch)
         self.read_from(partition, owner.inbox.next_offset)
 
+    async def _open_wherever(self, partition: int) -> tuple[PartitionOwner, int]:
+        """On the shard that has it, once one has: while it moves none does for a moment. Raises LedgerMismatch."""
+        nowhere = 0
+        while True:
+            around = self.around_of(partition)
+            try:
+                async with around.opening_turns:
+                    return await self._open(partition, around)
+            except (LedgerMismatch, NotOnThisShard):
+                is_moving = await self._persist(partition, around, lambda: self.is_moving(partition))
+                nowhere = 0 if is_moving or self.around_of(partition) is not around else nowhere + 1
+                if nowhere >= NOWHERE_AT_MOST:
+                    raise
+            await asyncio.sleep(LOOK_AGAIN_S)
+
     async def _open(self, partition: int, around: Surroundings) -> tuple[PartitionOwner, int]:
-        await _persist(partition, around.begin)
-        takeover = await _persist(partition, lambda: take_over(around.pool, partition, self.nonce))
+        await self._persist(partition, around, around.begin)
+        takeover = await self._persist(partition, around, lambda: take_over(around.pool, partition, self.nonce))
         inbox = CommandInbox(
             takeover.consumed_offset,
             hold=lambda: self.hold(partition),
@@ -172,7 +196,7 @@ class Ownership:
         )
         owner = PartitionOwner(takeover, around, inbox, self._on_lost)
         try:
-            return owner, await _persist(partition, owner.open)
+            return owner, await self._persist(partition, around, owner.open)
         except BaseException:
             with suppress(TryAgain):
                 await owner.close(release=True)
@@ -184,7 +208,10 @@ class Ownership:
         partition = owner.fence.partition
         if self._owners.get(partition) is owner:
             self._let_go(partition, release=False)
-            self._take_back_later(partition)
+            if owner.has_moved and partition in self._wanted:
+                self._begin_taking(partition)
+            else:
+                self._take_back_later(partition)
 
     def _on_lost_at_once(self, partition: int) -> None:
         """Another took it over while it was being opened here."""
@@ -216,12 +243,17 @@ class Ownership:
         finally:
             self._folders[partition].release()
 
+    async def _persist(self, partition: int, around: Surroundings, work: Callable[[], Awaitable[T]]) -> T:
+        """Repeat what the ledger or the broker is away for. Raises NotOnThisShard once the map leads elsewhere."""
+        while True:
+            try:
+                return await work()
+            except TryAgain as error:
+                log.warning("partition %d cannot be taken over yet: %s", partition, error)
+                await asyncio.sleep(TAKE_OVER_AGAIN_S)
+                if self.around_of(partition) is not around:
+                    raise NotOnThisShard([partition]) from error
 
-async def _persist(partition: int, work: Callable[[], Awaitable[T]]) -> T:
-    """Repeat what the ledger or the broker is away for."""
-    while True:
-        try:
-            return await work()
-        except TryAgain as error:
-            log.warning("partition %d cannot be taken over yet: %s", partition, error)
-            await asyncio.sleep(TAKE_OVER_AGAIN_S)
+
+async def _stays(_: int) -> bool:
+    return False

@@ -1,7 +1,8 @@
 """The owner of one partition: applies its commands, keeps its time, hints its runs, ends its expired leases.
 
 Everything here happens under one epoch. The first write that is refused (EpochLost) ends it: the owner drops all its
-memory of the partition and says so, whatever the process was doing while it was frozen, cut off or slow.
+memory of the partition and says so, whatever the process was doing while it was frozen, cut off or slow. When the
+partition is just moving to another shard (NotOnThisShard) the memory on disk is kept: it is good there too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ledger.admissions import skip_late
 from ledger.completions import expire_leases
 from ledger.fence import OwnerTransaction, Takeover, owner_transaction, release_partition
 from ledger.runs import read_runs
-from schemas.errors import EpochLost, KafkaUnavailable, TryAgain
+from schemas.errors import EpochLost, KafkaUnavailable, NotOnThisShard, TryAgain
 from schemas.events import Event
 from schemas.zones import TZDATA_VERSION
 from streams.admissions import AdmissionQueue, admit
@@ -83,6 +84,7 @@ class PartitionOwner:
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: set[str] = set()  # what a round has begun
         self._lost = False
+        self.has_moved = False  # lost, because the partition is on another shard now
 
     async def open(self) -> int:
         """Make the memory that of this epoch; returns the offset of run-events to go on folding from."""
@@ -114,7 +116,7 @@ class PartitionOwner:
         for gauge, ask in self._gauges:
             gauge.drop(self.fence.partition, ask)
         self._memory.close()
-        if self._lost or forget:
+        if (self._lost and not self.has_moved) or forget:
             shutil.rmtree(self._folder, ignore_errors=True)
         if release and not self._lost:
             await release_partition(self._around.pool, self.fence, through)
@@ -142,6 +144,10 @@ class PartitionOwner:
         self.decider.looked(came_by_us, is_popped=next_us is None or next_us > now_us)
         return next_us
 
+    def wake(self) -> None:
+        """Have the timekeeper look at it."""
+        self._around.wake_timekeeper(self.fence.partition)
+
     def go_round(self, now_us: int, expiries: Rhythm = EVERY_INSTANT, sweeps: Rhythm = EVERY_INSTANT) -> int | None:
         """Begin what no timer tells of, where there is something to do; returns when to look again, as tick does.
 
@@ -161,6 +167,10 @@ class PartitionOwner:
 
     def _next_unleased_us(self) -> int | None:
         return 0 if self._admissions.blocked() else self._memory.next_unleased_us()
+
+    def is_around(self, around: Surroundings | None) -> bool:
+        """Whether the owner goes by these."""
+        return self._around is around
 
     def timers(self) -> int:
         """How many timers are in memory."""
@@ -206,6 +216,8 @@ class PartitionOwner:
             try:
                 await work()
                 return
+            except NotOnThisShard:
+                self._lose(has_moved=True)
             except EpochLost:
                 self._lose()
             except TryAgain as error:
@@ -217,11 +229,14 @@ class PartitionOwner:
                 self._lost = True
                 self._around.crash(error)
 
-    def _lose(self) -> None:
+    def _lose(self, *, has_moved: bool = False) -> None:
         if not self._lost:
-            self._lost = True
-            EPOCHS_LOST.inc()
-            log.warning("partition %d: epoch %d is over, dropping its memory", *self._name())
+            self._lost, self.has_moved = True, has_moved
+            if has_moved:
+                log.info("partition %d is leaving its shard under epoch %d", *self._name())
+            else:
+                EPOCHS_LOST.inc()
+                log.warning("partition %d: epoch %d is over, dropping its memory", *self._name())
             self._on_lost(self)
 
     async def _apply(self) -> None:

@@ -79,18 +79,24 @@ class StreamsRole:
             stack.push_async_callback(missed_events.close)
             shared = partial(
                 Surroundings, codec=self.codec, hints=hints, returns=returns, partitions=shards.partitions,
-                state_folder=self.state_folder, end_offset=feed.end_offset, crash=crash, rate_share=1 / shards.in_use(),
-                missed_events=missed_events,
+                state_folder=self.state_folder, end_offset=feed.end_offset, crash=crash,
+                rate_share=lambda: 1 / shards.in_use(), missed_events=missed_events,
             )  # fmt: skip
-            around = {
-                shard: await _keep_time(stack, shared, pool, partial(_owners_on, shard, shards, ownership), crash)
-                for shard, pool in shards.pools.items()
-            }
-            for shard, its in around.items():
-                CLOCK_SKEW_SECONDS.labels(shard).set_function(its.clock.skew_s)
+            times = await stack.enter_async_context(AsyncExitStack())  # a shard that is added later ends in its place
+            around: dict[int, Surroundings] = {}
+
+            async def add_shard(shard: int, pool: Pool) -> None:
+                owners = partial(_owners_around, lambda: around.get(shard), ownership)
+                around[shard] = await _keep_time(times, shared, pool, owners, crash)
+                CLOCK_SKEW_SECONDS.labels(shard).set_function(around[shard].clock.skew_s)
+
+            for shard, pool in shards.pools.items():
+                await add_shard(shard, pool)
+            shards.on_added(add_shard)
             TIMERS_LOADED.set_function(lambda: sum(owner.timers() for owner in ownership.owners()))
             ownership.feed = feed
             ownership.around_of = lambda partition: around[shards.number_of(partition)]
+            ownership.is_moving = partial(_is_moving, shards)
             # Handed over in this order: no new commands, then our partitions, then our place in the group, so that
             # the next owner finds them released.
             app = create_owners_app(
@@ -125,9 +131,14 @@ async def _keep_time(
     return around
 
 
-def _owners_on(shard: int, shards: Shards, ownership: Ownership) -> list[PartitionOwner]:
+def _owners_around(around: Callable[[], Surroundings | None], ownership: Ownership) -> list[PartitionOwner]:
     """Those whose partitions the shard holds: time is told to them by its clock."""
-    return [owner for owner in ownership.owners() if shards.number_of(owner.fence.partition) == shard]
+    return [owner for owner in ownership.owners() if owner.is_around(around())]
+
+
+async def _is_moving(shards: Shards, partition: int) -> bool:
+    await shards.look_again()
+    return shards.is_moving(partition)
 
 
 async def _kafka_is_there(feed: EventFeed, stop: asyncio.Event) -> bool:

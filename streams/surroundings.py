@@ -49,7 +49,7 @@ class Surroundings:
     catch_up_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     reconcile_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     rates: QueueRates = field(default_factory=QueueRates)
-    rate_share: float = 1.0  # of a queue's rate that is this shard's
+    rate_share: Callable[[], float] = lambda: 1.0  # of a queue's rate that is this shard's
 
     async def begin(self) -> None:
         """Read what no owner can begin without. Raises LedgerUnavailable."""

@@ -19,6 +19,7 @@ from tests.ledger_fixtures import PARTITIONS
 from tests.streams.waiting import until
 
 TEMPLATE = "ledger_template"
+EMPTY_TEMPLATE = "empty_ledger_template"
 
 
 @pytest.fixture(scope="session")
@@ -26,10 +27,10 @@ def started_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresP
     pair = PostgresPair(tmp_path_factory.mktemp("pair"), default_cache_dir(), say=print)
     try:
         pair.start()
-        pair.primary.execute(f"CREATE DATABASE {TEMPLATE}")
-        dsn = make_conninfo(pair.dsn, dbname=TEMPLATE)
-        migrate(dsn)
-        asyncio.run(_init(dsn))
+        pair.primary.execute(f"CREATE DATABASE {EMPTY_TEMPLATE}")
+        migrate(make_conninfo(pair.dsn, dbname=EMPTY_TEMPLATE))
+        pair.primary.execute(f"CREATE DATABASE {TEMPLATE} TEMPLATE {EMPTY_TEMPLATE} STRATEGY wal_log")
+        asyncio.run(_init(make_conninfo(pair.dsn, dbname=TEMPLATE)))
         yield pair
     finally:
         for server in pair.servers:
@@ -55,8 +56,21 @@ def pair(started_pair: PostgresPair) -> PostgresPair:
 @pytest.fixture
 def pair_dsn(pair: PostgresPair) -> Iterator[str]:
     """A ledger of this test alone."""
+    with _copy_of(TEMPLATE, pair) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def empty_pair_dsn(pair: PostgresPair) -> Iterator[str]:
+    """A migrated ledger of this test alone, not initialised yet."""
+    with _copy_of(EMPTY_TEMPLATE, pair) as dsn:
+        yield dsn
+
+
+@contextmanager
+def _copy_of(template: str, pair: PostgresPair) -> Iterator[str]:
     name = f"ledger_{uuid4().hex[:12]}"
-    pair.primary.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} STRATEGY wal_log")
+    pair.primary.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY wal_log")
     yield make_conninfo(pair.dsn, dbname=name)
     pair.primary.execute(f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -247,7 +247,7 @@ class Simulation:
             _raise,
             missed_events=self.missed_events,
             rates=self.rates,
-            rate_share=self.rate_share,
+            rate_share=lambda: self.rate_share,
         )
 
 

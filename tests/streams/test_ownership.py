@@ -21,7 +21,7 @@ from streams.zone_moves import follow_zone_rules
 from tests.streams.commands import create, job_on, wire
 from tests.streams.conftest import OwnerSetting
 from tests.streams.ledger_dump import fetch
-from tests.streams.waiting import until
+from tests.streams.waiting import DEADLINE_S, until
 
 
 class Reads:
@@ -128,6 +128,51 @@ async def test_a_lost_partition_is_dropped_and_taken_back_when_it_is_still_assig
     assert reads.commands[-1] == (0, 0)  # read again from the first one that was not applied
     owned.receive(RawCommand(0, 8, None, b"from before the seek"))
     assert await owned.next_offsets(0) == {0: 0}
+
+
+LEAVE = """
+WITH gone AS (DELETE FROM partitions WHERE partition = 0 RETURNING *)
+INSERT INTO departures
+SELECT 0, gen_random_uuid(), epoch, NULL, owner_since, consumed_offset, decided_through, token_floor FROM gone
+"""
+COME = """
+WITH gone AS (DELETE FROM departures RETURNING *)
+INSERT INTO partitions
+SELECT partition, epoch, owner, owner_since, consumed_offset, decided_through, token_floor FROM gone
+"""
+
+
+async def test_a_partition_that_moves_is_taken_over_with_the_state_it_has_once_a_shard_has_it(
+    setting: OwnerSetting, owned: Ownership, reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here it comes back to the same shard, where nobody else has owned it meanwhile."""
+    asked = asyncio.Event()
+
+    async def is_moving(_: int) -> bool:
+        asked.set()
+        return True
+
+    owned.is_moving = is_moving
+    owned.assign([0])
+    await until(lambda: owned.partitions() == [0])
+    owned.fold(0, [], 17)
+    [before] = owned.owners()
+    monkeypatch.setattr(PartitionOwner, "_rebuild", _must_not_be)
+    async with setting.pool.connection() as conn:
+        await conn.execute(LEAVE)
+    owned.receive(RawCommand(0, 0, None, wire(create(job_on(0)))))
+    async with asyncio.timeout(DEADLINE_S):
+        await asked.wait()
+    assert owned.partitions() == []
+    async with setting.pool.connection() as conn:
+        await conn.execute(COME)
+    await until(lambda: owned.partitions() == [0])
+    assert reads.events == {0: 17}
+    assert [owner.fence.epoch for owner in owned.owners()] == [before.fence.epoch + 1]
+
+
+async def _must_not_be(_: PartitionOwner) -> int:
+    raise AssertionError("the state is good: it is not to be rebuilt")
 
 
 async def test_a_partition_lost_while_it_is_being_opened_is_taken_back_when_it_is_still_assigned(

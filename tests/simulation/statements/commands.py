@@ -20,7 +20,7 @@ def read_outcomes(tx: Transaction, params: Any) -> Rows:
 
 @models(RECORD_OUTCOMES)
 def record_outcomes(tx: Transaction, params: Any) -> Statement:
-    for command_id, outcome, detail, field in zip(*params, strict=True):
+    for command_id, outcome, detail, field in zip(*params[1:], strict=True):
         if (yield from tx.find_place("applied_commands", command_id)) is None:
             tx.put("applied_commands", command_id, Outcome(command_id, outcome, detail, field, tx.now))
         tx.acts.append(("outcome", command_id, outcome))

@@ -21,7 +21,7 @@ import pytest_asyncio
 from connectors.stack import KafkaBroker
 from fencepost import FencepostClient, JobSpec, PermanentFailure, RunContext, Worker, at, cron, every
 from fencepost.models import DeadFilter
-from tests.fencepostd.test_shards import Installation, installed
+from tests.fencepostd.installation import Installation, installed
 
 pytestmark = pytest.mark.apache_kafka(reason="on tansu a join waits for half the session timeout")
 
@@ -33,7 +33,7 @@ class Lived:
 
     def __init__(self, installation: Installation, dsn: str, bootstrap: str) -> None:
         self.http = installation._http
-        self.dsn, self.bootstrap, self.topics = dsn, bootstrap, installation._topics
+        self.dsn, self.bootstrap, self.topics = dsn, bootstrap, installation.topics
         self.url = str(self.http.base_url)
         self.token = self.http.headers["authorization"].removeprefix("Bearer ")
 
