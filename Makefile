@@ -43,7 +43,7 @@ test: setup  ## the whole suite on real Kafka and Postgres, which it starts and 
 	pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations=25
 
 # `make simulation SEEDS=500` is a first look.
-SEEDS ?= 2000
+SEEDS ?= 10000
 
 simulation: setup  ## SEEDS simulations of the protocol under a virtual clock, hurt and healed, in two processes
 	python -m tests.simulation --seeds $(SEEDS)

@@ -158,7 +158,23 @@ def _first_after(schedule: Schedule, after: datetime, job: Job) -> datetime | No
     if not isinstance(schedule, Recurring):
         fire = first_fire(schedule, job_id=job.job_id, created_at=after)
         return fire if fire is not None and fire >= after else None
-    return next_fire(schedule, after, job_id=job.job_id, created_at=job.created_at)
+    fire = next_fire(schedule, after, job_id=job.job_id, created_at=job.created_at)
+    while fire is not None and _has_decided(job, fire):
+        fire = next_fire(schedule, fire, job_id=job.job_id, created_at=job.created_at)
+    return fire
+
+
+def _has_decided(job: Job, fire: datetime) -> bool:
+    """Whether the schedule until now had this occurrence before its cursor, as after a failover to an earlier clock."""
+    if job.next_fire_at is None or fire >= job.next_fire_at:
+        return False
+    try:
+        former = parse_schedule(schedule_json(job), job_id=job.job_id)
+    except InvalidSchedule:  # another build's
+        return False
+    if not isinstance(former, Recurring):
+        return False
+    return next_fire(former, fire - _TICK, job_id=job.job_id, created_at=job.created_at) == fire
 
 
 async def pause(tx: OwnerTransaction, commands: Sequence[PauseJob], jobs: Jobs, effects: Effects) -> None:

@@ -162,6 +162,20 @@ async def test_the_occurrences_of_an_edited_job_go_on_by_its_new_schedule(simula
     assert await simulation.due(job_id) == [START + minutes * MINUTE for minutes in (10, 30, 50)]
 
 
+async def test_what_the_old_schedule_has_had_does_not_come_again_by_a_clock_that_was_put_back(
+    simulation: Simulation,
+) -> None:
+    """A failover may bring an earlier clock. At nine the job has run; an edit at a second before must not repeat it."""
+    [job_id] = await hourly(simulation)
+    await simulation.run_until(NINE)
+    [run_id] = await simulation.poll()
+    [lease] = await simulation.lease(run_id)
+    assert await simulation.complete(lease)
+    simulation.clock.now = NINE - SECOND
+    await simulation.apply(update(job_id, {"cron": "0,30 * * * *"}))
+    assert await simulation.runs(job_id) == [NINE + HOUR / 2]
+
+
 async def test_a_waiting_run_is_cancelled_and_its_schedule_goes_on(simulation: Simulation) -> None:
     [job_id] = await hourly(simulation)
     [run_id] = await simulation.run_ids(job_id)
