@@ -17,6 +17,7 @@ AIMED: dict[str, tuple[str, ...]] = {
     "expiry check": ("freeze", "slow_shard"),
     "token check": ("freeze", "lose_packets"),
     "request ids": ("lose_packets",),
+    "job states": ("freeze_amid",),
     "move lock": ("move", "freeze_amid", "slow_shard"),
     "move epoch": ("move", "slow_shard"),
     "prepared place": ("move",),

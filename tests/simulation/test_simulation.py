@@ -16,7 +16,7 @@ from tests.simulation.trace import trace
 from tests.simulation.world import simulate
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 150  # CI simulates 2,000 beside the suite, see .ci/run
+SEEDS = 150  # CI simulates 10,000 beside the suite, see .ci/run
 EDITS_AND_LEASES = 636  # a batch of edits locked runs out of the order of their ids, and a lease call waited for them
 
 
@@ -31,7 +31,7 @@ def test_a_seed_that_has_found_something_finds_nothing_any_more(seed: int) -> No
 
 
 def test_a_simulation_has_much_of_everything() -> None:
-    outcomes = [simulate(seed) for seed in range(30)]
+    outcomes = [simulate(seed) for seed in range(60)]
     told = {each.event for outcome in outcomes for each in outcome.seen.told}
     acts = {act[0] for outcome in outcomes for commit in outcome.seen.commits for act in commit.acts}
     assert told >= {

@@ -106,8 +106,8 @@ def lease_gated_runs(tx: Transaction, params: Any) -> Statement:
 
 
 def _take_slot(tx: Transaction, run: Run) -> Generator[int, Any, bool]:
-    if (yield from tx.find_place("job_slots", run.job_id)) is not None and tx.keeps("slot"):
-        return False
+    if (yield from tx.find_place("job_slots", run.job_id)) is not None:
+        return not tx.keeps("slot")
     tx.put("job_slots", run.job_id, run.run_id)
     return True
 
