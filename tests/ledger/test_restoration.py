@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+import pytest_asyncio
 from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -20,7 +21,9 @@ from ledger.fence import api_transaction, owner_transaction
 from ledger.jobs import Policies
 from ledger.leases import Beat, extend_leases
 from ledger.outbox import read_outbox
+from ledger.shard_map import init_alone
 from tests.ledger.owned_partition import NOW, OwnedPartition, later
+from tests.ledger_fixtures import PARTITIONS
 
 TOMORROW = datetime.now(UTC) + timedelta(days=1)
 
@@ -31,6 +34,14 @@ class Seen(NamedTuple):
     epoch: int
     lease_token: int
     outbox_id: int
+
+
+@pytest_asyncio.fixture
+async def ledger_dsn(empty_ledger_dsn: str) -> str:
+    """A ledger of its own: a restoration goes by the clock, and the shared one's epochs may be ahead of it by one."""
+    async with await psycopg.AsyncConnection.connect(empty_ledger_dsn, autocommit=True) as conn:
+        await init_alone(conn, PARTITIONS)
+    return empty_ledger_dsn
 
 
 @pytest.fixture

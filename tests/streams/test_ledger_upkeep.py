@@ -25,7 +25,9 @@ VALUES ('acme', now() - interval '50 days', now() - interval '31 days', 't'),
        ('acme', now() - interval '50 days', now() - interval '29 days', 't'),
        ('acme', now() - interval '50 days', NULL, 't');
 INSERT INTO takeovers (partition, epoch, owner, at, decided_through)
-VALUES (1, 1, 'o', now() - interval '31 days', now()), (1, 2, 'o', now(), now());
+SELECT 1, epoch - behind, 'o', now() - age, now()
+FROM partitions, (VALUES (101, interval '31 days'), (102, interval '0'), (99, interval '31 days')) AS t (behind, age)
+WHERE partition = 1;
 INSERT INTO slotless_runs (job_id, run_id) VALUES (gen_random_uuid(), gen_random_uuid());
 """
 LEFT = """
@@ -54,7 +56,7 @@ async def test_upkeep_drops_what_nobody_asks_for_any_more_and_keeps_the_rest(
         await conn.execute(OLD_AND_NEW)
         stop = asyncio.Event()
         upkeep = asyncio.create_task(keep_ledger_tidy(ledger_dsn, stop))  # all of it in the first round
-        await until(conn, LEFT, (1, 1, 1, 2, 1, 0))
+        await until(conn, LEFT, (1, 1, 1, 2, 2, 0))
         stop.set()
         await upkeep
 
