@@ -40,6 +40,15 @@ class OwnerEvents:
         """Raises Undecodable."""
         return [_event(*row) for row in self._rows.of(wire)]
 
+    def of_record(self, message: Message) -> list[Event]:
+        """None of a record that is none of ours."""
+        try:
+            return self.of(message.value() or b"")
+        except Undecodable:
+            # Somebody else wrote to our topic. The memory is a cache: the sweeps mend what this may have held.
+            log.exception("run-events %d@%d is no record of ours", message.partition(), message.offset())
+            return []
+
 
 class EventFeed:
     """Feeds each assigned partition's events to `deliver(partition, events, next offset)` on the loop, in order.
@@ -152,7 +161,7 @@ class EventFeed:
                 self._on_error(loop, message, error)
                 continue
             events, _ = batches.setdefault(message.partition(), ([], 0))
-            events += (more := self._read_events(message))
+            events += (more := self._events.of_record(message))
             batches[message.partition()] = (events, message.offset() + 1)
             count += len(more)
             if count >= EVENTS_AT_ONCE:
@@ -173,14 +182,6 @@ class EventFeed:
     async def _deliver_all(self, batches: _Batches) -> None:
         for partition, (events, next_offset) in batches.items():
             self._deliver(partition, events, next_offset)
-
-    def _read_events(self, message: Message) -> list[Event]:
-        try:
-            return self._events.of(message.value() or b"")
-        except Undecodable:
-            # Somebody else wrote to our topic. The memory is a cache: the sweeps mend what this may have held.
-            log.exception("run-events %d@%d is no record of ours", message.partition(), message.offset())
-            return []
 
     def _on_error(self, loop: asyncio.AbstractEventLoop, message: Message, error: KafkaError) -> None:
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from schemas.codec import Codec
-from schemas.errors import Undecodable
 from schemas.events import Event
 from streams.breath import Breath
 from streams.event_feed import BATCH, EVENTS_AT_ONCE, OwnerEvents
@@ -189,7 +188,7 @@ class _Reader:
             if error is None or error.code() == KafkaError._PARTITION_EOF:
                 self._heard = time.monotonic()
             if error is None:
-                events += self._read_events(message)
+                events += self._events.of_record(message)
                 offset = message.offset() + 1
             elif error.code() == KafkaError._PARTITION_EOF:
                 offset = max(offset, message.offset())  # what is before the end may be no record
@@ -202,13 +201,6 @@ class _Reader:
                 events = []
             await breath.take()
         reading.take(events, offset)
-
-    def _read_events(self, message: Message) -> list[Event]:
-        try:
-            return self._events.of(message.value() or b"")
-        except Undecodable:
-            log.exception("run-events %d@%d is no record of ours", message.partition(), message.offset())
-            return []
 
 
 async def _in_thread(call: Callable[..., T], *args: Any) -> T:

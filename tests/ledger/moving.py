@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -39,6 +39,34 @@ LONG_S = 3600.0  # of a lease: however slow the machine is, it holds
 
 def now() -> datetime:
     return datetime.now(UTC)
+
+
+class Killed(BaseException):
+    """The mover ends here: no code of it runs any more, as after SIGKILL."""
+
+
+def killing(at: str) -> Callable[[str], Awaitable[None]]:
+    """A move's `step`: the mover is killed there."""
+
+    async def step(done: str) -> None:
+        if done == at:
+            raise Killed
+
+    return step
+
+
+def at_step(at: str, work: Callable[[], Awaitable[object]]) -> Callable[[str], Awaitable[None]]:
+    """A move's `step`: that is done there."""
+
+    async def step(done: str) -> None:
+        if done == at:
+            await work()
+
+    return step
+
+
+def silent(_: str) -> None:
+    pass
 
 
 class Filled:

@@ -26,7 +26,7 @@ from ledger.partition_moves import move_partition
 from ledger.shard_map import add_shard, init_alone, read_shard_map
 from ledger.shards import Shards, open_shards
 from schemas.errors import LedgerUnavailable, MoveRefused
-from tests.ledger.moving import Filled, StandInRelay, holders, left_over, relaying, rows_of
+from tests.ledger.moving import Filled, StandInRelay, at_step, holders, left_over, relaying, rows_of, silent
 from tests.ledger.owned_partition import OwnedPartition
 from tests.ledger_fixtures import PARTITIONS, all_back
 from tests.pair_fixtures import frozen, pool_of, waiting_commits
@@ -55,13 +55,8 @@ class Scene(NamedTuple):
         self, at: str, work: Callable[[], Awaitable[object]]
     ) -> MoveRefused | LedgerUnavailable | None:
         """With that work at that step; what came of it."""
-
-        async def step(done: str) -> None:
-            if done == at:
-                await work()
-
         try:
-            await move_partition(self.shards, PARTITION, self.target, silent, step=step)
+            await move_partition(self.shards, PARTITION, self.target, silent, step=at_step(at, work))
         except (MoveRefused, LedgerUnavailable) as error:
             return error
         return None
@@ -80,10 +75,6 @@ CASES = {
     "the target": Case(paired=1, source=0),
     "the target, which is home": Case(paired=0, source=1),
 }
-
-
-def silent(_: str) -> None:
-    pass
 
 
 @pytest.fixture(autouse=True)

@@ -22,22 +22,24 @@ from ledger.fence import owner_transaction, take_over
 from ledger.lease_requests import recall_leases
 from ledger.moves import list_moves
 from ledger.partition_moves import abort_move, move_partition
-from ledger.partitions import owners_keep_up
-from ledger.pauses import count_waiting, list_pauses, pause_queue, resume_queue
-from ledger.queue_settings import read_queue_settings, set_rate
+from ledger.pauses import count_waiting
 from ledger.runs import find_due
-from ledger.shard_map import add_shard, init_alone, init_shard, read_shard_map
+from ledger.shard_map import init_shard, read_shard_map
 from ledger.shards import Shards, open_shards
 from schemas.errors import LedgerMismatch, LedgerUnavailable, MoveRefused, NotOnThisShard
 from streams.abandoned_moves import end_what_is_abandoned
 from tests.ledger.moving import (
     Filled,
+    Killed,
     StandInRelay,
+    at_step,
     holders,
+    killing,
     left_over,
     relaying,
     row_of_partition,
     rows_of,
+    silent,
 )
 from tests.ledger.owned_partition import OwnedPartition
 from tests.ledger_fixtures import PARTITIONS, Database, all_back
@@ -47,30 +49,6 @@ PARTITION, OTHER = 2, 4  # both at home, which is shard 0
 STEPS = (
     "taken up", "noting", "copied", "followed", "frozen", "caught up", "drained", "arrived", "moved", "removed",
 )  # fmt: skip
-
-
-class Killed(BaseException):
-    """The mover ends here: no code of it runs any more, as after SIGKILL."""
-
-
-def killing(at: str) -> Callable[[str], Awaitable[None]]:
-    async def step(done: str) -> None:
-        if done == at:
-            raise Killed
-
-    return step
-
-
-def at_step(at: str, work: Callable[[], Awaitable[object]]) -> Callable[[str], Awaitable[None]]:
-    async def step(done: str) -> None:
-        if done == at:
-            await work()
-
-    return step
-
-
-def silent(_: str) -> None:
-    pass
 
 
 @pytest.fixture(autouse=True)
@@ -456,55 +434,3 @@ async def test_initialising_again_makes_no_second_one_of_a_partition_that_moves(
                 found = await read_shard_map(home)
             await init_shard(conn, found, number)
     assert await holders(shards, PARTITION) == before
-
-
-async def test_a_shard_without_partitions_holds_nobody_up(shards: Shards) -> None:
-    async with session(shards.home) as conn, conn.transaction(force_rollback=True):
-        await conn.execute("DELETE FROM partitions")
-        assert await owners_keep_up(conn, 5.0)
-
-
-async def test_a_new_shard_knows_what_all_are_told_and_is_found_by_who_is_running(
-    empty_ledger_dsn: str, another_ledger_dsn: str
-) -> None:
-    async with await psycopg.AsyncConnection.connect(empty_ledger_dsn, autocommit=True) as conn:
-        await init_alone(conn, PARTITIONS)
-    async with open_shards(empty_ledger_dsn) as shards:
-        welcomed: list[int] = []
-        shards.on_added(lambda number, _: _note(welcomed, number))
-        async with session(shards.home) as conn:
-            await pause_queue(conn, "acme", "mail", "me")
-            await pause_queue(conn, "acme", "over", "me")
-            await resume_queue(conn, "acme", "over")
-            await set_rate(conn, "acme", "mail", 5.0, "me")
-            async with await psycopg.AsyncConnection.connect(another_ledger_dsn, autocommit=True) as new:
-                for _ in range(2):  # again changes nothing
-                    assert await add_shard(conn, another_ledger_dsn, new) == 1
-        assert welcomed == []
-        await shards.tell_all(lambda conn: pause_queue(conn, "acme", "late", "me"))
-        assert welcomed == [1]
-        home, new_one = await shards.ask_all(
-            lambda conn: list_pauses(conn, "acme", since=datetime(2000, 1, 1, tzinfo=UTC))
-        )
-        assert len(new_one) == 3
-        assert {pause.queue: pause.resumed_at for pause in home} == {pause.queue: pause.resumed_at for pause in new_one}
-        async with session(shards.pools[1]) as conn:
-            assert (await read_queue_settings(conn, "acme", "mail")).rate_per_s == 5.0
-        async with relaying(shards):
-            await move_partition(shards, PARTITION, 1, silent)
-            assert await holders(shards, PARTITION) == [1]
-
-
-async def _note(numbers: list[int], number: int) -> None:
-    numbers.append(number)
-
-
-async def test_a_database_that_is_something_else_does_not_become_a_shard(
-    two_ledgers: list[Database], ledger_dsn: str
-) -> None:
-    async with (
-        await psycopg.AsyncConnection.connect(two_ledgers[0].dsn, autocommit=True) as home,
-        await psycopg.AsyncConnection.connect(ledger_dsn, autocommit=True) as another,
-    ):
-        with pytest.raises(LedgerMismatch, match="is shard 0 already: give a new shard an empty database"):
-            await add_shard(home, ledger_dsn, another)
