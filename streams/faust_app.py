@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ TAKE_OVER_WAIT_S = 1.0  # in a rebalance, in which nothing is read; who needs lo
 SESSION_TIMEOUT_S = 6.0
 HEARTBEAT_INTERVAL_S = 1.0
 FETCHER_LOOK_S = 10.0
+SETTLING_LOOK_S, SETTLING_S = 0.2, 5.0  # see _ConsumerThread
 FETCH_WAIT_S = 10.0
 COMMIT_INTERVAL_S = 3600.0  # nothing is ever committed
 # Who cannot go on, since the ledger is away, reads nothing, and by Kafka's rule would leave the group after a while.
@@ -52,7 +53,12 @@ class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
 
     aiokafka's fetcher looks five times a second for what it is told of anyway. Faust asks for records anew each second,
     and both loops have a timer lest they sleep; but whoever has something for them wakes them.
+
+    But in a rebalance: a fetch that ends in the very moment in which it would be cancelled is taken for one under way
+    until the fetcher looks once more, of which nobody tells it. So it looks as often as ever until that is settled.
     """
+
+    _settled: asyncio.TimerHandle | None = None
 
     def _create_worker_consumer(self, transport: Transport) -> Any:
         consumer = super()._create_worker_consumer(transport)
@@ -76,15 +82,39 @@ class _ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
                 some.cancel()
         return records
 
+    def unsettle(self) -> None:
+        """A rebalance begins. Called in the thread."""
+        if self._settled is not None:
+            self._settled.cancel()
+        self._look_every(SETTLING_LOOK_S)
+
+    def settle(self) -> None:
+        """It is over, so there is something to look at. Called in the loop that Faust runs in."""
+        self._in_thread(self._settle)
+
     def look_anew(self) -> None:
         """End the wait for records, which a stop ends by itself. Called in the loop that Faust runs in."""
+        self._in_thread(self._end_waits)
+
+    def _in_thread(self, work: Callable[[], None]) -> None:
         if not self.should_stop:
-            self.thread_loop.call_soon_threadsafe(self._end_waits)
+            self.thread_loop.call_soon_threadsafe(work)
+
+    def _settle(self) -> None:
+        self._end_waits()
+        self._settled = self.thread_loop.call_later(SETTLING_S, self._look_every, FETCHER_LOOK_S)
+
+    def _look_every(self, period_s: float) -> None:
+        if (fetcher := self._fetcher()) is not None:
+            fetcher._fetcher_timeout = period_s
 
     def _end_waits(self) -> None:
-        if self._consumer is not None and (fetcher := self._consumer._fetcher) is not None:
+        if (fetcher := self._fetcher()) is not None:
             for waiter in fetcher._fetch_waiters:
                 fetcher._notify(waiter)
+
+    def _fetcher(self) -> Any:
+        return self._consumer and self._consumer._fetcher
 
     async def _keepalive2(self) -> None:
         """Nothing: it would wake both loops each second."""
@@ -105,7 +135,7 @@ class LedgerConsumer(Consumer):  # type: ignore[misc]
     def resume_flow(self) -> None:
         """A rebalance is over."""
         super().resume_flow()
-        self._thread.look_anew()
+        self._thread.settle()
 
     def resume_partitions(self, tps: Iterable[TP]) -> None:
         """Records of these may be passed on from now on, such as have been fetched already, too."""
@@ -188,6 +218,7 @@ class OwnersApp(faust.App):  # type: ignore[misc]
 
     def on_rebalance_start(self) -> None:
         """Called by the consumer's thread, before any queue is cleared."""
+        self.consumer._thread.unsettle()
         self.ownership.doubt()
         super().on_rebalance_start()
 

@@ -1,7 +1,8 @@
 """Which partitions this process owns: Kafka's group says who should, the ledger's epoch says who does.
 
 Partitions that stay with us through a rebalance go on undisturbed: Faust revokes everything before it assigns anew,
-so nothing is given up before the new assignment is known.
+so nothing is given up before the new assignment is known. What goes to another process is kept in time here until that
+one has taken it over: the group may need seconds to tell it so, and the fence ends us at the right moment.
 
 A partition's state folder has one user at a time, from before it is taken over until after it is closed: `_folders`.
 
@@ -35,6 +36,7 @@ T = TypeVar("T")
 
 TAKE_OVER_AGAIN_S = 0.5
 LOOK_AGAIN_S = 0.05
+HAND_OVER_WITHIN_S = 5.0  # then it is released: who should have it does not come, or has much to open first
 NOWHERE_AT_MOST = 3  # times that a shard has not what the map says it has, and no move explains it
 
 
@@ -56,29 +58,33 @@ class Ownership:
         self.read_from: Callable[[int, int], None] = lambda *_: None
         self.is_moving: Callable[[int], Awaitable[bool]] = _stays
         self._wanted: set[int] = set()
-        self._closed = False
+        self._has_left = False
         self._owners: dict[int, PartitionOwner] = {}
+        self._leaving: dict[int, PartitionOwner] = {}  # until another process has taken them over
+        self._handed_over = asyncio.Event()  # all of them, since we have left
         self._taking: dict[int, asyncio.Task[None]] = {}
         self._folders: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def owners(self) -> list[PartitionOwner]:
-        """Who works now."""
-        return list(self._owners.values())
+        """Who works now, be it that another is to take over."""
+        return [*self._owners.values(), *self._leaving.values()]
 
     def partitions(self) -> list[int]:
-        """What is owned now, ascending."""
+        """What is owned now and is to stay, ascending."""
         return sorted(self._owners)
 
     def assign(self, partitions: Iterable[int]) -> None:
-        """Own exactly these: let go of the others, begin to take over the new ones, keep the rest. Not once closed."""
-        if self._closed:
+        """Own exactly these: leave the others, begin to take over the new ones, keep the rest. Not once left."""
+        if self._has_left:
             return
         self._wanted = set(partitions)
         for partition in set(self._taking) - self._wanted:
             self._taking.pop(partition).cancel()
         for partition in set(self._owners) - self._wanted:
-            self._let_go(partition, release=True)
+            self._leave(partition)
+        for partition in set(self._leaving) & self._wanted:
+            self._let_go(partition, release=True)  # it comes back, and nobody knows what it has not read
         for partition in self._wanted & set(self._owners):
             self._owners[partition].check()
         for partition in self._wanted - set(self._owners) - set(self._taking):
@@ -115,21 +121,37 @@ class Ownership:
 
     def fold(self, partition: int, events: list[Event], next_offset: int) -> None:
         """Hand events of the feed to their owner."""
-        owner = self._owners.get(partition)
+        owner = self._owners.get(partition) or self._leaving.get(partition)
         if owner is not None:
             owner.fold(events, next_offset)
 
     def events_gone(self, partition: int) -> None:
         """The feed lost its place: start over from the ledger, by taking the partition over anew without its state."""
         log.warning("partition %d: its run events are gone from the topic, rebuilding from the ledger", partition)
-        if partition in self._owners:
+        if partition in self._owners or partition in self._leaving:
             self._let_go(partition, release=True, forget=True)
             self.assign(self._wanted)
 
+    def leave(self) -> None:
+        """Take over nothing any more, and apply no more commands. What is owned waits for its next owner."""
+        self.assign(())
+        self._has_left = True
+        if not self._leaving:
+            self._handed_over.set()
+
+    async def hand_over(self, nobody_there: Coroutine[Any, Any, None]) -> None:
+        """After `leave`: wait for the next owners, until nobody is there who could become one; then close."""
+        waits = [asyncio.create_task(nobody_there), asyncio.create_task(self._handed_over.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await self.close()
+
     async def close(self) -> None:
         """Let go of everything, for good, releasing it in the ledger, so that the next owner need not wait."""
-        self.assign(())
-        self._closed = True
+        self.leave()
+        for partition in list(self._leaving):
+            self._let_go(partition, release=True)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _begin_taking(self, partition: int) -> None:
@@ -206,7 +228,9 @@ class Ownership:
         """Its memory is dropped. Whoever took it over may be in the right: a process that was frozen does not know yet
         that the group has gone on without it. So it is taken back only if it is still ours when we would know."""
         partition = owner.fence.partition
-        if self._owners.get(partition) is owner:
+        if self._leaving.get(partition) is owner:
+            self._let_go(partition, release=False)
+        elif self._owners.get(partition) is owner:
             self._let_go(partition, release=False)
             if owner.has_moved and partition in self._wanted:
                 self._begin_taking(partition)
@@ -227,11 +251,24 @@ class Ownership:
         if partition in self._wanted:
             self.assign(self._wanted)
 
+    def _leave(self, partition: int) -> None:
+        owner = self._leaving[partition] = self._owners.pop(partition)
+        PARTITIONS_OWNED.set(len(self._owners))
+        owner.leave()
+        asyncio.get_running_loop().call_later(HAND_OVER_WITHIN_S, self._release_left, partition, owner)
+
+    def _release_left(self, partition: int, owner: PartitionOwner) -> None:
+        if self._leaving.get(partition) is owner:
+            log.warning("partition %d: nobody has taken it over within %g s", partition, HAND_OVER_WITHIN_S)
+            self._let_go(partition, release=True)
+
     def _let_go(self, partition: int, *, release: bool, forget: bool = False) -> None:
-        owner = self._owners.pop(partition)
+        owner = self._owners.pop(partition, None) or self._leaving.pop(partition)
         PARTITIONS_OWNED.set(len(self._owners))
         self.feed.unassign(partition)
         self._begin(self._close(partition, owner, release, forget), f"close {partition}")
+        if self._has_left and not self._leaving:
+            self._handed_over.set()
 
     async def _close(self, partition: int, owner: PartitionOwner, release: bool, forget: bool) -> None:
         try:

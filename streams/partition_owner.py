@@ -1,8 +1,8 @@
 """The owner of one partition: applies its commands, keeps its time, hints its runs, ends its expired leases.
 
 Everything here happens under one epoch. The first write that is refused (EpochLost) ends it: the owner drops all its
-memory of the partition and says so, whatever the process was doing while it was frozen, cut off or slow. When the
-partition is just moving to another shard (NotOnThisShard) the memory on disk is kept: it is good there too.
+memory of the partition and says so, whatever the process was doing while it was frozen, cut off or slow. The memory on
+disk is kept where that was to be: when the partition is moving to another shard (NotOnThisShard), and after `leave`.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ RECONCILE_PERIOD_S = 300.0
 RECONCILE_DUTY = 0.02  # of a process's time, for comparing its partitions with the ledger
 APPLY_AGAIN_S = 0.5
 CANCEL_AGAIN_S = 1.0
+SUCCESSOR_LOOK_S = 0.2  # an owner that writes sees sooner that it has one
 
 
 class PartitionOwner:
@@ -84,6 +85,8 @@ class PartitionOwner:
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: set[str] = set()  # what a round has begun
         self._lost = False
+        self._applying: asyncio.Task[None] | None = None
+        self._is_leaving = False
         self.has_moved = False  # lost, because the partition is on another shard now
 
     async def open(self) -> int:
@@ -96,9 +99,22 @@ class PartitionOwner:
 
     def start(self) -> None:
         """Begin to work. The memory is open."""
-        for work in (self._apply, *self.decider.works(), self._admit, self._reconcile):
+        self._applying = self._begin(self._guard(self._apply), "_apply")
+        for work in (*self.decider.works(), self._admit, self._reconcile):
             self._begin(self._guard(work), work.__name__)
         self._begin(self._guard_once(self._stamp), "_stamp")
+
+    def leave(self) -> None:
+        """Another process is to take over. Commands are for that one; all else goes on until it has: on_lost tells."""
+        self._is_leaving = True
+        self.inbox.close()
+        if self._applying is not None:
+            self._applying.cancel()
+        self._begin(self._guard(self._look_for_successor), "leave")
+
+    async def _look_for_successor(self) -> None:
+        await asyncio.sleep(SUCCESSOR_LOOK_S)
+        await self._prove()
 
     async def close(self, *, release: bool, forget: bool = False) -> None:
         """Stop working. release: tell the ledger that nobody owns the partition now. forget: delete the state too.
@@ -116,7 +132,7 @@ class PartitionOwner:
         for gauge, ask in self._gauges:
             gauge.drop(self.fence.partition, ask)
         self._memory.close()
-        if (self._lost and not self.has_moved) or forget:
+        if forget or (self._lost and not self.has_moved and not self._is_leaving):
             shutil.rmtree(self._folder, ignore_errors=True)
         if release and not self._lost:
             await release_partition(self._around.pool, self.fence, through)
@@ -234,6 +250,8 @@ class PartitionOwner:
             self._lost, self.has_moved = True, has_moved
             if has_moved:
                 log.info("partition %d is leaving its shard under epoch %d", *self._name())
+            elif self._is_leaving:
+                log.info("partition %d: handed over, epoch %d is over", *self._name())
             else:
                 EPOCHS_LOST.inc()
                 log.warning("partition %d: epoch %d is over, dropping its memory", *self._name())

@@ -23,6 +23,7 @@ from streams.event_feed import EventFeed
 from streams.faust_app import SESSION_TIMEOUT_S, OwnersApp, create_owners_app
 from streams.metrics import CLOCK_SKEW_SECONDS, TIMERS_LOADED
 from streams.missed_events import MissedEvents
+from streams.owners_group import until_empty
 from streams.ownership import Ownership
 from streams.partition_owner import PartitionOwner
 from streams.pulse import pulse
@@ -97,21 +98,32 @@ class StreamsRole:
             ownership.feed = feed
             ownership.around_of = lambda partition: around[shards.number_of(partition)]
             ownership.is_moving = partial(_is_moving, shards)
-            # Handed over in this order: no new commands, then our partitions, then our place in the group, so that
-            # the next owner finds them released.
-            app = create_owners_app(
-                self.bootstrap, f"{self.topics.prefix}-owners", self.topics.commands, ownership, self.state_folder,
-                session_timeout_s=self.session_timeout_s,
-            )  # fmt: skip
-            if not await _kafka_is_there(feed, stop):
-                return
+            stack.push_async_callback(ownership.close)
+            if await _kafka_is_there(feed, stop):
+                await self._be_a_member(ownership, crash, _first(stop, failed))
+                # Our place in the group is free, so that others take over; until they have, time is kept here.
+                await ownership.hand_over(until_empty(self.bootstrap, self._group))
+
+    @property
+    def _group(self) -> str:
+        return f"{self.topics.prefix}-owners"
+
+    async def _be_a_member(
+        self, ownership: Ownership, crash: Callable[[Exception], None], end: Coroutine[Any, Any, None]
+    ) -> None:
+        """Be in the group, and read its commands for who owns them, until the end."""
+        app = create_owners_app(
+            self.bootstrap, self._group, self.topics.commands, ownership, self.state_folder,
+            session_timeout_s=self.session_timeout_s,
+        )  # fmt: skip
+        async with AsyncExitStack() as stack:
             stack.push_async_callback(app.stop)
             await app.start()
             stack.push_async_callback(_cancel, asyncio.create_task(_watch(app, crash)))
             reading = _or_crash(read_what_stalls(ownership, app.end_of), crash)
             stack.push_async_callback(_cancel, asyncio.create_task(reading))
-            stack.push_async_callback(ownership.close)
-            await _first(stop, failed)
+            stack.callback(ownership.leave)
+            await end
 
 
 async def _keep_time(

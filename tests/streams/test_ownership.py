@@ -86,9 +86,10 @@ async def test_what_is_assigned_is_taken_over_and_read_from_the_ledger_s_offset(
     assert await owned.next_offsets(0) == {0: 40, 2: 42}
 
 
-async def test_what_stays_is_not_taken_again_and_what_goes_is_released(
-    setting: OwnerSetting, owned: Ownership, reads: Reads
+async def test_what_stays_is_not_taken_again_and_what_nobody_else_takes_over_is_released(
+    setting: OwnerSetting, owned: Ownership, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ownership_module, "HAND_OVER_WITHIN_S", 0.05)
     owned.assign([0, 1])
     await until(lambda: owned.partitions() == [0, 1])
     owned.assign([1, 2])
@@ -96,6 +97,71 @@ async def test_what_stays_is_not_taken_again_and_what_goes_is_released(
     await until(lambda: _released(setting, 0))
     assert await takeovers(setting, 1) == 1
     assert reads.events.keys() == {1, 2}
+
+
+async def test_what_goes_is_kept_in_time_until_another_has_taken_it_over(
+    setting: OwnerSetting, owned: Ownership, reads: Reads
+) -> None:
+    owned.assign([0, 1])
+    await until(lambda: owned.partitions() == [0, 1])
+    owned.assign([1])
+    assert owned.partitions() == [1]
+    assert {owner.fence.partition for owner in owned.owners()} == {0, 1}
+    assert reads.events.keys() == {0, 1}
+    owned.fold(0, [], 7)
+    await take_over(setting.pool, 0, "another")
+    await until(lambda: reads.events.keys() == {1})
+    assert {owner.fence.partition for owner in owned.owners()} == {1}
+    assert (await owners(setting))[0] == "another"
+
+
+async def test_what_comes_back_before_another_has_it_is_taken_over_anew(
+    setting: OwnerSetting, owned: Ownership, reads: Reads
+) -> None:
+    """It has not read what came meanwhile."""
+    owned.assign([0])
+    await until(lambda: owned.partitions() == [0])
+    owned.assign([])
+    owned.assign([0])
+    await until(lambda: owned.partitions() == [0])
+    assert await takeovers(setting, 0) == 2
+    assert reads.commands == [(0, 0), (0, 0)]
+    assert len(owned.owners()) == 1
+
+
+async def test_a_process_that_hands_over_waits_for_the_others_and_for_no_longer_than_there_are_any(
+    setting: OwnerSetting, reads: Reads
+) -> None:
+    async with _ownership(setting, reads) as ownership:
+        ownership.assign([0, 1])
+        await until(lambda: ownership.partitions() == [0, 1])
+        ownership.leave()
+        nobody_there = asyncio.Event()
+        handing_over = asyncio.create_task(ownership.hand_over(_when(nobody_there)))
+        await take_over(setting.pool, 0, "another")
+        await until(lambda: len(ownership.owners()) == 1)
+        assert not handing_over.done()
+        assert await owners(setting) == {0: "another", 1: ownership.nonce, 2: None, 3: None}
+        nobody_there.set()
+        await handing_over
+    assert await owners(setting) == {0: "another", 1: None, 2: None, 3: None}
+
+
+async def test_a_process_that_hands_over_ends_once_the_others_have_everything(
+    setting: OwnerSetting, reads: Reads
+) -> None:
+    async with _ownership(setting, reads) as ownership:
+        ownership.assign([0])
+        await until(lambda: ownership.partitions() == [0])
+        ownership.leave()
+        handing_over = asyncio.create_task(ownership.hand_over(_when(asyncio.Event())))
+        await take_over(setting.pool, 0, "another")
+        async with asyncio.timeout(DEADLINE_S):
+            await handing_over
+
+
+async def _when(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 async def _released(setting: OwnerSetting, partition: int) -> bool:

@@ -18,7 +18,7 @@ from schemas.errors import KafkaUnavailable, LedgerUnavailable
 from streams import opening, partition_owner
 from streams.command_batch import apply_commands
 from streams.command_inbox import CommandInbox
-from streams.metrics import PARTITION_HALTED
+from streams.metrics import EPOCHS_LOST, PARTITION_HALTED
 from streams.partition_owner import PartitionOwner
 from streams.rebuild import rebuild
 from streams.timers import Position, Rhythm, to_us
@@ -212,6 +212,27 @@ async def test_a_check_finds_out_that_the_epoch_is_over(setting: OwnerSetting) -
         zombie.owner.check()
         async with asyncio.timeout(20):
             await zombie.lost.wait()
+
+
+async def test_an_owner_that_leaves_hints_on_until_it_has_a_successor_and_applies_nothing_more(
+    setting: OwnerSetting,
+) -> None:
+    async with owning(setting) as leaving:
+        run_id = await leaving.make_due()
+        lost_before = EPOCHS_LOST._value.get()
+        leaving.send(create(job_on(PARTITION)))  # has come, and nobody has looked at it yet
+        leaving.owner.leave()
+        leaving.send(create(job_on(PARTITION)))
+        leaving.tick()
+        assert setting.hints.sent == [(leaving.fence.epoch, run_id)]
+        assert not leaving.lost.is_set()
+        successor = await take_over(setting.pool, PARTITION, "another")
+        async with asyncio.timeout(20):
+            await leaving.lost.wait()
+    assert successor.consumed_offset == 1
+    assert await fetch(setting.pool, "SELECT count(*) FROM jobs") == [1]
+    assert EPOCHS_LOST._value.get() == lost_before
+    assert (setting.folder / f"p-{PARTITION:04d}").exists()
 
 
 async def test_a_clean_close_releases_the_partition_and_keeps_the_state(setting: OwnerSetting) -> None:
