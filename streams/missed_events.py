@@ -43,6 +43,8 @@ class MissedEvents:
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
             "isolation.level": "read_committed",
+            # Whoever asks while others are read to their end waits for the fetch under way: 0.5 s by the library's own.
+            "fetch.wait.max.ms": 20,
             **(kafka_config or {}),
         }
         self._asked: list[_Reading] = []
