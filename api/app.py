@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from api.auth import Authenticator
 from api.backfills import Backfills
+from api.budgets import Budget, Budgets, ShedAt
 from api.command_calls import APPLIED_WITHIN_S, CommandCalls
 from api.command_outcomes import CommandOutcomes
 from api.command_producer import CommandProducer
@@ -68,6 +69,7 @@ class ApiSettings:
     history_catches_up_s: how long an answer waits for the history to hear of what has just happened.
     look_every_s: how often a queue that is waited on is looked at for what no hint told, drawn from this range.
     idle_s: how long the threads that hear of Kafka wait for nothing at a time; a stop may take as long.
+    shed_at: how much must be in hand for calls of each class to be shed.
     """
 
     bootstrap: str
@@ -80,6 +82,7 @@ class ApiSettings:
     history_catches_up_s: float = 2.0
     look_every_s: tuple[float, float] = (1.0, 2.0)
     idle_s: float = 0.5
+    shed_at: ShedAt = field(default_factory=ShedAt)
 
 
 class Api:
@@ -89,6 +92,7 @@ class Api:
         bootstrap, codec, kafka, idle_s = settings.bootstrap, settings.codec, settings.kafka_config, settings.idle_s
         self._shards = shards
         self.metrics = ApiMetrics()
+        self.budgets = Budgets(settings.shed_at, self.metrics)
         self.index = ReadyIndex(on_drop=self._dropped)
         self.clocks = {number: LedgerClock() for number in shards.pools}
         self.hints = ReadyHints(
@@ -104,7 +108,7 @@ class Api:
         self._watches: set[asyncio.Task[None]] = set()
         shards.on_added(self._add_shard)
         self.authenticator = Authenticator(shards.home)
-        self.leases = Leases(shards, self.index, self.poll, self.metrics)
+        self.leases = Leases(shards, self.index, self.poll, self.metrics, self.budgets.leases)
         ends = EndedAttempts(shards, self.history)
         self.outcomes = [
             (Outcomes(kind, shards, ends, self.metrics), single, batch)
@@ -116,7 +120,9 @@ class Api:
                 (Snoozing(), http.Snooze, http.SnoozeBatch),
             )
         ]
-        self.commands = CommandCalls(shards, self.producer, self.command_outcomes, settings.applied_within_s)
+        self.commands = CommandCalls(
+            shards, self.producer, self.command_outcomes, settings.applied_within_s, self.budgets.creates
+        )
         self.jobs = Jobs(shards, self.commands)
         self.declared_jobs = DeclaredJobs(shards)
         self.live_schedules = LiveSchedules(shards)
@@ -176,12 +182,8 @@ class Api:
             await asyncio.gather(self.hints.stop(), self.producer.stop(), self.history.close())
 
     def _routes(self) -> Iterator[Route]:
-        """The busiest first: the router tries them in order."""
-        yield self._post("/v1/queues/{queue}/lease", self.leases.lease, http.LeaseRequest, WORKER, limit=SMALL_BODY)
-        yield self._post("/v1/lease", self.leases.lease_of_any, http.QueuesLease, WORKER, limit=SMALL_BODY)
-        for outcomes, single, batch in self.outcomes:
-            yield self._post(f"/v1/runs/{outcomes.name}", outcomes.batch, batch, WORKER, limit=BATCH_BODY)
-            yield self._post(f"/v1/runs/{{id}}/{outcomes.name}", outcomes.single, single, WORKER)
+        """The busiest first: the router tries them in order. No GET is a create unless it says otherwise."""
+        yield from self._dispatch()
         yield self._post("/v1/jobs", self.jobs.create, http.NewJob, PRODUCER)
         yield self._get("/v1/jobs", self.declared_jobs.list, STEERING, query=http_declarations.DeclaredQuery)
         yield self._get("/v1/jobs/{id}", self.jobs.show, STEERING)
@@ -197,11 +199,22 @@ class Api:
         yield from self._operations()
         yield self._get("/v1/whoami", whoami, EVERYONE)
         yield self._get("/v1/schedules", self.live_schedules.list, STEERING, query=http_declarations.LiveQuery)
-        yield self._post("/v1/schedules/preview", preview_schedule, http.PreviewRequest, EVERYONE)
-        yield self._post("/v1/query", self.queries.query, http.Query, OPERATOR)
+        reads = self.budgets.reads
+        yield self._post("/v1/schedules/preview", preview_schedule, http.PreviewRequest, EVERYONE, reads)
+        yield self._post("/v1/query", self.queries.query, http.Query, OPERATOR, reads)
         yield Route("/healthz", self.health.healthz, methods=["GET"])
         yield Route("/readyz", self.health.readyz, methods=["GET"])
         yield Route("/metrics", self.health.metrics, methods=["GET"])
+
+    def _dispatch(self) -> Iterator[Route]:
+        """What workers do."""
+        of = self.budgets.leases
+        yield self._post("/v1/queues/{queue}/lease", self.leases.lease, http.LeaseRequest, WORKER, of, SMALL_BODY)
+        yield self._post("/v1/lease", self.leases.lease_of_any, http.QueuesLease, WORKER, of, SMALL_BODY)
+        of = self.budgets.outcomes
+        for outcomes, single, batch in self.outcomes:
+            yield self._post(f"/v1/runs/{outcomes.name}", outcomes.batch, batch, WORKER, of, BATCH_BODY)
+            yield self._post(f"/v1/runs/{{id}}/{outcomes.name}", outcomes.single, single, WORKER, of)
 
     def _operations(self) -> Iterator[Route]:
         """What only operators do."""
@@ -210,24 +223,31 @@ class Api:
         yield self._get("/v1/jobs/{id}/why", self.why.occurrence, STEERING, query=http_explanations.OccurrenceQuery)
         yield self._get("/v1/dead", self.dead_letters.list, OPERATOR, query=http_operations.DeadQuery)
         yield self._post("/v1/dead/replay", self.dead_letters.replay, http_operations.DeadReplay, OPERATOR)
+        first_aid = self.budgets.outcomes  # a pause may be what ends the stress
         for path, show, pause, resume in (
             ("/v1/queues/{queue}", self.queues.show, self.queues.pause, self.queues.resume),
             ("/v1/tenant", self.queues.show_tenant, self.queues.pause_tenant, self.queues.resume_tenant),
         ):
             yield self._get(path, show, OPERATOR)
-            yield self._post(f"{path}/pause", pause, http.NoBody, OPERATOR)
-            yield self._post(f"{path}/resume", resume, http.NoBody, OPERATOR)
+            yield self._post(f"{path}/pause", pause, http.NoBody, OPERATOR, first_aid)
+            yield self._post(f"{path}/resume", resume, http.NoBody, OPERATOR, first_aid)
         yield self._route("PATCH", "/v1/queues/{queue}", self.queues.change, http_operations.QueueSettings, OPERATOR)
 
     def _get(
         self, path: str, handler: Handler[Any], roles: Collection[Role], query: type[http.Request] = http.NoBody
     ) -> Route:
-        return self._route("GET", path, handler, query, roles)
+        return self._route("GET", path, handler, query, roles, self.budgets.reads)
 
     def _post(
-        self, path: str, handler: Handler[Any], body: type[http.Request], roles: Collection[Role], limit: int = RUN_BODY
+        self,
+        path: str,
+        handler: Handler[Any],
+        body: type[http.Request],
+        roles: Collection[Role],
+        budget: Budget | None = None,
+        limit: int = RUN_BODY,
     ) -> Route:
-        return self._route("POST", path, handler, body, roles, limit)
+        return self._route("POST", path, handler, body, roles, budget, limit)
 
     def _route(
         self,
@@ -236,6 +256,7 @@ class Api:
         handler: Handler[Any],
         body: type[http.Request],
         roles: Collection[Role],
+        budget: Budget | None = None,
         limit: int = RUN_BODY,
     ) -> Route:
         endpoint = Endpoint(
@@ -245,6 +266,7 @@ class Api:
             roles=roles,
             authenticator=self.authenticator,
             metrics=self.metrics,
+            budget=budget or self.budgets.creates,
             body_limit=limit,
             from_query=method in ("GET", "DELETE") and body is not http.NoBody,
         )

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import msgspec
 
+from api.budgets import Budget
 from api.command_outcomes import CommandOutcomes
 from api.command_producer import CommandProducer
 from api.endpoints import Call
@@ -33,7 +34,10 @@ SENT_TOGETHER = 250
 
 
 class CommandCalls:
-    """outcomes: of each shard. applied_within_s: how long a caller waits to see the effect before the answer is 202."""
+    """outcomes: of each shard. applied_within_s: how long a caller waits to see the effect before the answer is 202.
+
+    budget: of calls that command; while they wait for Kafka and the owner they are not in hand.
+    """
 
     def __init__(
         self,
@@ -41,19 +45,22 @@ class CommandCalls:
         producer: CommandProducer,
         outcomes: Mapping[int, CommandOutcomes],
         applied_within_s: float,
+        budget: Budget,
     ) -> None:
         self._shards = shards
         self._producer = producer
         self._outcomes = outcomes
         self._applied_within_s = applied_within_s
+        self._budget = budget
 
     async def apply(self, command: Command) -> Outcome | None:
         """Send the command; its outcome, or None when that is not to be seen in time.
 
         Raises KafkaUnavailable, or what the owner rejected the command for.
         """
-        await self._producer.send(command)
-        outcome = await self._outcome(command)
+        with self._budget.aside():
+            await self._producer.send(command)
+            outcome = await self._outcome(command)
         if outcome is not None and outcome.outcome not in (APPLIED, UNCHANGED):
             raise _rejection(outcome)
         return outcome
@@ -63,9 +70,10 @@ class CommandCalls:
 
         Not all at once: a thousand of them must not hold up the leases of others.
         """
-        for start in range(0, len(commands), SENT_TOGETHER):
-            await asyncio.gather(*map(self._producer.send, commands[start : start + SENT_TOGETHER]))
-        return list(await asyncio.gather(*map(self._outcome, commands)))
+        with self._budget.aside():
+            for start in range(0, len(commands), SENT_TOGETHER):
+                await asyncio.gather(*map(self._producer.send, commands[start : start + SENT_TOGETHER]))
+            return list(await asyncio.gather(*map(self._outcome, commands)))
 
     async def was_applied(self, command_id: UUID, run_id: UUID) -> bool:
         """Whether a command of this id about the run, from an earlier call with the same key, has had its effect."""

@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth import Authenticator, require_queue, require_role
+from api.budgets import Budget
 from api.metrics import ApiMetrics
 from api.problems import Headers, Problem, invalid, not_found, problem_of
 from ledger.tokens import Identity, Role
@@ -93,6 +94,7 @@ class Endpoint(Generic[B]):
         roles: Collection[Role],
         authenticator: Authenticator,
         metrics: ApiMetrics,
+        budget: Budget,
         body_limit: int = RUN_BODY,
         from_query: bool = False,
     ) -> None:
@@ -104,6 +106,7 @@ class Endpoint(Generic[B]):
         self._empty = b"{}" if body is NoBody or not msgspec.structs.fields(body)[0].required else None
         self._roles = frozenset(roles)
         self._authenticator = authenticator
+        self._budget = budget
         self._body_limit = body_limit
         self._requests = metrics.requests
         self._by_status: dict[int, Counter] = {}
@@ -133,8 +136,9 @@ class Endpoint(Generic[B]):
         wire = await read_body(receive, headers, self._body_limit)
         if not wire and self._empty is not None:
             wire = self._empty
-        body = read_query(scope["query_string"], self._kind) if self._from_query else self._decode(wire)
-        return await self._handler(Call(identity, body, scope["path_params"], headers, receive))
+        with self._budget.place():  # only now: a client that sends slowly takes none
+            body = read_query(scope["query_string"], self._kind) if self._from_query else self._decode(wire)
+            return await self._handler(Call(identity, body, scope["path_params"], headers, receive))
 
 
 class EndpointsFirst:

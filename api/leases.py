@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from api.auth import require_queue
+from api.budgets import Budget
 from api.claims import Asked, Claims, HungUp, Popped, Watch
 from api.endpoints import Call
 from api.metrics import ApiMetrics
@@ -47,13 +48,17 @@ class Granted(NamedTuple):
 
 
 class Leases:
-    """Belongs to one event loop. close() answers everybody who waits with nothing, so that the process may stop."""
+    """Belongs to one event loop. close() answers everybody who waits with nothing, so that the process may stop.
 
-    def __init__(self, shards: Shards, index: ReadyIndex, poll: ReadyPoll, metrics: ApiMetrics) -> None:
+    budget: of lease calls; those that wait for a run take nothing of it.
+    """
+
+    def __init__(self, shards: Shards, index: ReadyIndex, poll: ReadyPoll, metrics: ApiMetrics, budget: Budget) -> None:
         self._shards = shards
         self._index = index
         self._poll = poll
         self._metrics = metrics
+        self._budget = budget
         self._claims = Claims(shards, index, poll, metrics)
         self._answering: dict[UUID, asyncio.Future[None]] = {}
         self._waiting: set[Callable[[], None]] | None = set()  # None once closed
@@ -99,7 +104,8 @@ class Leases:
         if asked.remember_as is None:
             return await self._poll_until(asked, hung_up)
         while earlier := self._answering.get(asked.remember_as):
-            await asyncio.wait({earlier, hung_up}, return_when=asyncio.FIRST_COMPLETED)
+            with self._budget.aside():
+                await asyncio.wait({earlier, hung_up}, return_when=asyncio.FIRST_COMPLETED)
             if hung_up.done():
                 raise HungUp
         mine = self._answering[asked.remember_as] = asyncio.get_running_loop().create_future()
@@ -160,7 +166,8 @@ class Leases:
         hung_up.add_done_callback(wake)
         self._enter(waiter)
         try:
-            await woken
+            with self._budget.aside():
+                await woken
             if hung_up.done():
                 raise HungUp
             runs = waiter.take()

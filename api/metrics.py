@@ -30,6 +30,9 @@ MEASURES = (
     Measure(
         "request_ms", "distribution", "How long an answer took, waiting in a long-poll included.", ("route",), _FAST_MS
     ),
+    Measure("requests_shed", "counter", "Answers 503 because too much was in hand, by class.", ("class",)),
+    Measure("requests_in_hand", "gauge", "Requests that are worked on, without those that wait for others."),
+    Measure("commands_waiting", "gauge", "Requests that wait for Kafka, or for their command's effect."),
     Measure("leases", "counter", "Leases given.", ("lane",)),
     Measure("lease_batch_runs", "distribution", "Runs in the answer of one lease call.", (), _COUNTS),
     Measure("leases_given_back", "counter", "Leases released because their client had hung up."),
@@ -121,6 +124,9 @@ class ApiMetrics:
 
     requests: Counter
     request_ms: Distributions
+    requests_shed: Counter
+    requests_in_hand: Gauge
+    commands_waiting: Gauge
     leases: Counter
     lease_batch_runs: Distribution
     leases_given_back: Counter

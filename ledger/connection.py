@@ -18,6 +18,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from ledger.confirmed_connection import ConfirmedConnection, patience
 from ledger.kept_cancellations import keep_cancellations
 from ledger.servers import Servers, is_outdated
+from ledger.session_shares import turn
 from schemas.errors import EpochLost, FencepostError, InvariantBroken, LedgerUnavailable, NotOnThisShard
 
 keep_cancellations()
@@ -61,6 +62,15 @@ class Pool(AsyncConnectionPool[ConfirmedConnection]):
 
     is_away = False
     _doubted_at = 0.0
+
+    @asynccontextmanager
+    async def connection(self, timeout: float | None = None) -> AsyncIterator[ConfirmedConnection]:
+        """A session within the share of whoever asks, if he works within one. Raises PoolTimeout."""
+        async with (
+            turn(self, AWAY_PATIENCE_S if self.is_away else PATIENCE_S),
+            super().connection(timeout) as conn,
+        ):
+            yield conn
 
     async def getconn(self, timeout: float | None = None) -> ConfirmedConnection:
         """One with the newest primary that is known. Raises PoolTimeout."""

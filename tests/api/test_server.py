@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
@@ -23,70 +20,16 @@ from ledger.connection import ledger_pool as open_ledger_pool
 from ledger.fence import FENCE_PARTITIONS
 from ledger.runs import read_run
 from ledger.shards import Shards
-from ledger.tokens import create_token
 from schemas.ids import partition_of_run
 from tests.api.owner import Owner
+from tests.api.served import Served, serving
 from tests.ledger_fixtures import PARTITIONS
-
-
-@dataclass
-class Served:
-    """A role that serves, and a client of it."""
-
-    role: ApiRole
-    token: str
-    client: httpx.AsyncClient
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def post(self, path: str, body: Any) -> httpx.Response:
-        return await self.client.post(path, json=body)
-
-    async def lease(self, **fields: Any) -> list[dict[str, Any]]:
-        response = await self.post("/v1/queues/mail/lease", {"workerId": "w", "max": 10, **fields})
-        assert response.status_code == 200, response.text
-        runs: list[dict[str, Any]] = response.json()["runs"]
-        return runs
-
-    async def metric(self, name: str) -> float:
-        """The value of a metric without labels, or the sum over all of its labels."""
-        text = (await self.client.get("/metrics")).text
-        lines = [line for line in text.splitlines() if line.partition("{")[0].partition(" ")[0] == name]
-        return sum(float(line.rpartition(" ")[2]) for line in lines)
-
-    async def until(self, name: str, value: float) -> None:
-        """Return once the metric has the value."""
-        async with asyncio.timeout(10):
-            while await self.metric(name) != value:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)  # metrics are all that tells it
-
-    async def raw_lease(self, **fields: Any) -> asyncio.StreamWriter:
-        """A lease call on a connection of its own, which the caller may cut."""
-        address = urlsplit(self.role.url)
-        _, writer = await asyncio.open_connection(address.hostname, address.port)
-        body = json.dumps({"workerId": "w", "max": 10, **fields}).encode()
-        head = (
-            f"POST /v1/queues/mail/lease HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {self.token}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        writer.write(head.encode() + body)
-        await writer.drain()
-        return writer
 
 
 @pytest_asyncio.fixture
 async def served(shards: Shards, ledger_pool: Pool, settings: ApiSettings) -> AsyncIterator[Served]:
-    role = ApiRole(shards, "127.0.0.1", 0, settings)
-    async with session(ledger_pool) as conn:
-        token = await create_token(conn, "acme", "worker")
-    limits = httpx.Limits(max_connections=200)
-    headers = {"authorization": f"Bearer {token}"}
-    async with httpx.AsyncClient(base_url=role.url, headers=headers, limits=limits, timeout=30) as client:
-        served = Served(role, token, client)
-        running = asyncio.create_task(role.run(served.stop))
-        await role.ready.wait()
+    async with serving(shards, ledger_pool, settings) as served:
         yield served
-        served.stop.set()
-        await running
 
 
 async def run_state(pool: Pool, run_id: UUID) -> tuple[str, int, int]:
