@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: help setup lock copies format check test simulation chaos mutants demo bench bench-lateness bench-mix bench-drain bench-enqueue \
-	bench-heartbeats bench-takeover bench-idle bench-backlog bench-shards bench-move bench-soak bench-scale up down clean
+	bench-heartbeats bench-overload bench-takeover bench-idle bench-backlog bench-shards bench-move bench-soak bench-scale up down clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -82,6 +82,9 @@ bench-enqueue: setup  ## jobs created a second, by Kafka packed and one a record
 
 bench-heartbeats: setup  ## heartbeats a second, and the CPU time of one
 	python -m bench.heartbeats $(BENCH)
+
+bench-overload: setup  ## more calls than an API takes on, of each class in turn: what is shed, how late runs start
+	python -m bench.overload $(BENCH)
 
 bench-takeover: setup  ## owning 200,000 timers, from the ledger and from local state, and their memory
 	python -m bench.takeover $(BENCH)

@@ -15,17 +15,19 @@ from typing import Any
 
 import click
 
-from bench import drain, enqueue, heartbeats, idle, lateness, mix, takeover
+from bench import drain, enqueue, heartbeats, idle, lateness, mix, overload, takeover
 from bench.benchmark import PEERS_HELP, Benchmark, Stage, names_of, stage
 from bench.cluster import RESULTS, say
 from bench.compare import OURS, Comparison, table
 
 # Idle is last: its schedules stay, and before them there is nothing to wait for.
-BENCHES = {each.BENCH.name: each.BENCH for each in (lateness, mix, drain, enqueue, heartbeats, takeover, idle)}
+BENCHES = {
+    each.BENCH.name: each.BENCH for each in (lateness, mix, drain, enqueue, heartbeats, overload, takeover, idle)
+}
 APART = ("relay", "history", "feed")  # these have servers of their own
 APART_RUNS, APART_ROUNDS = 20_000, 5
 SMALL = 10  # what is less is not scaled down
-UNSCALED = ("batch", "notice", "load", "step")  # these are no loads
+UNSCALED = ("batch", "notice", "load", "step", "pause")  # these are no loads
 
 
 def scaled(size: Any, scale: float) -> Any:

@@ -33,10 +33,10 @@ def call(url: str, token: str, path: str, body: Any) -> Any:
     return answer.raise_for_status().json()
 
 
-def wire(token: str, path: str, body: Any, headers: str = "") -> bytes:
+def wire(token: str, path: str, body: Any = None, headers: str = "", method: str = "POST") -> bytes:
     """A request as it goes over the wire. headers: lines, each ended by CR and LF."""
-    content = msgspec.json.encode(body)
-    head = f"POST {path} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {token}\r\ncontent-type: application/json\r\n"
+    content = b"" if body is None else msgspec.json.encode(body)
+    head = f"{method} {path} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {token}\r\ncontent-type: application/json\r\n"
     return f"{head}{headers}content-length: {len(content)}\r\n\r\n".encode() + content
 
 
@@ -86,11 +86,17 @@ async def connection(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
 
 async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> bytes:
     """The answer's body, which has a length. Raises AssertionError unless it is a success."""
+    status, body = await answer(reader, writer, request)
+    assert 200 <= status < 300, (status, body)
+    return body
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, bytes]:
+    """The answer's status and body, whatever it says."""
     writer.write(request)
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     body = await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
-    assert head.split(b" ", 2)[1].startswith(b"2"), (head, body)
-    return body
+    return int(head.split(b" ", 2)[1]), body
 
 
 class Echo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, get_args
 
 import click
 
+from api.budgets import ShedAt
 from connectors.stack import PartStatus
 from fencepostd import backup_check, roles
 from fencepostd.local import Local
@@ -346,13 +348,35 @@ def history(**options: Any) -> None:
     roles.run_until_signalled(lambda stop: roles.run_history(_settings(**options), stop))
 
 
+def shedding_options(command: Command) -> Command:
+    """From how many calls in hand on each class is shed; leases are last."""
+    for name, number in reversed(dataclasses.asdict(ShedAt()).items()):
+        command = click.option(
+            f"--shed-{name}-at",
+            type=click.IntRange(1),
+            default=number,
+            envvar=f"FENCEPOST_SHED_{name.upper()}_AT",
+            show_default=True,
+            help=f"Answer {name} with 503 while so many calls are in hand.",
+        )(command)
+    return command
+
+
 @run.command()
 @role_options
 @click.option("--history-url", required=True, envvar="FENCEPOST_HISTORY_URL", help="Where the history role answers.")
+@shedding_options
 @refusals
 def api(history_url: str, **options: Any) -> None:
-    """Serve the lease, job and query API over HTTP. Run as many as you like, behind any balancer."""
-    roles.run_until_signalled(lambda stop: roles.run_api(_settings(**options), history_url, stop))
+    """Serve the lease, job and query API over HTTP. Run as many as you like, behind any balancer.
+
+    Under stress a process sheds reads first, then creates, outcomes, and leases last; see docs/operating.md, Overload.
+    """
+    try:
+        shed_at = ShedAt(**{name: options.pop(f"shed_{name}_at") for name in dataclasses.asdict(ShedAt())})
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    roles.run_until_signalled(lambda stop: roles.run_api(_settings(**options), history_url, stop, shed_at))
 
 
 @main.group()

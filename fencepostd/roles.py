@@ -17,6 +17,7 @@ import uvloop
 
 from api.api_role import ApiRole
 from api.app import ApiSettings
+from api.budgets import ShedAt
 from fencepostd.settings import Settings
 from ledger.shards import find_shards, open_shards
 from streams.abandoned_moves import end_abandoned_moves
@@ -32,7 +33,7 @@ Stop = asyncio.Event
 Works = list[Coroutine[Any, Any, None]]
 T = TypeVar("T")
 
-API_POOL_SIZE = 12  # sessions with each shard
+API_POOL_SIZE = 12  # sessions with each shard, of which api/budgets.py gives reads and creates a share
 # New objects, younger and older collections, before the next collection of each age. What waits is some sixty objects a
 # poll; by Python's own thresholds a full collection went through all of them every few seconds, which was half of what
 # thousands of waiting polls cost. Of what only a collection frees some 10 MB may pile up.
@@ -85,7 +86,7 @@ async def run_history(settings: Settings, stop: Stop) -> None:
     await role.run(stop)
 
 
-async def run_api(settings: Settings, history_url: str, stop: Stop) -> None:
+async def run_api(settings: Settings, history_url: str, stop: Stop, shed_at: ShedAt) -> None:
     """Serve HTTP."""
     api = ApiSettings(
         bootstrap=settings.bootstrap,
@@ -93,6 +94,7 @@ async def run_api(settings: Settings, history_url: str, stop: Stop) -> None:
         ready_topic=settings.topics.ready,
         codec=settings.codec(),
         history_url=history_url,
+        shed_at=shed_at,
     )
     async with open_shards(settings.dsn, size=API_POOL_SIZE, name="fencepost-api") as shards:
         await ApiRole(shards, settings.host, settings.port, api).run(stop)

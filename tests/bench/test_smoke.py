@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import bench.cluster
-from bench import backlog, drain, enqueue, heartbeats, idle, lateness, mix, soak, takeover
+from bench import backlog, drain, enqueue, heartbeats, idle, lateness, mix, overload, soak, takeover
 from bench.all import BENCHES
 from bench.benchmark import Stage
 from bench.compare import OURS, table
@@ -22,6 +22,9 @@ TINY: dict[str, Any] = {
     "drain": drain.Size(runs=20, batch=10),
     "enqueue": enqueue.Size(jobs=40, http_jobs=4, one_by_one=2),
     "heartbeats": heartbeats.Size(leases=4, seconds=0.2, batch=2),
+    "overload": overload.Size(
+        reads=3, creates=3, outcomes=3, leases=3, seconds=0.3, pause=0.1, rate=10.0, stock=20, notice=1.0
+    ),
     "takeover": takeover.Size(timers=40),
     "idle": idle.Size(schedules=4, queues=4, seconds=0.3),
 }
@@ -31,6 +34,7 @@ EXPECTED = {
     "drain": {"drained, runs/s", "WAL, bytes/run", "history lag at the end, s", "floor: drained, runs/s"},
     "enqueue": {"bulk, jobs/s", "bulk, one a record, jobs/s", "HTTP, 32 callers, jobs/s", "floor (SQL): bulk, jobs/s"},
     "heartbeats": {"singly, heartbeats/s", "CPU singly, µs/heartbeat", "floor (HTTP): singly, heartbeats/s"},
+    "overload": {"lateness p99, ms", "leases shed, %", "creates overrun: creates offered, calls/s"},
     "takeover": {"from the ledger, s", "from the local state, s", "memory after a start, MB/million timers"},
     "idle": {"CPU with idle schedules, % of a core", "CPU with waiting queues, % of a core"},
 }

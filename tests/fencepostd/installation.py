@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import httpx
 
+from api.budgets import ShedAt
 from connectors.stack.ports import free_port
 from fencepost import CommandProducer, JobSpec, at
 from fencepostd import roles
@@ -82,7 +83,7 @@ async def installed(bootstrap: str, dsns: list[str], folder: Path) -> AsyncItera
         roles.run_history(history, stop),
         roles.run_streams(settings("streams"), "streams", stop),
         roles.run_relay(settings("relay"), stop),
-        roles.run_api(api, f"http://127.0.0.1:{history.port}", stop),
+        roles.run_api(api, f"http://127.0.0.1:{history.port}", stop, ShedAt()),
     ]
     running = [asyncio.create_task(work) for work in works]
     headers = {"authorization": f"Bearer {token}"}

@@ -79,6 +79,13 @@ def test_jobs_are_kept_for_longer_than_outcomes_of_commands_are() -> None:
     assert "x>=2" in refused.output
 
 
+def test_an_api_that_would_shed_leases_before_reads_is_refused() -> None:
+    ends = ("--kafka", "k:1", "--postgres", "host=p", "--history-url", "http://h:1")
+    refused = run("run", "api", *ends, "--shed-leases-at", "100")
+    assert refused.exit_code == 2
+    assert "leases last" in refused.output
+
+
 def test_logs_of_what_was_never_started_names_what_there_is(tmp_path: Path) -> None:
     result = run("logs", "--state", str(tmp_path), "api")
     assert result.exit_code == 1
