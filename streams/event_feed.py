@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from schemas.codec import Codec
 from schemas.errors import Undecodable
 from schemas.event_rows import EventRows
 from schemas.events import Event
+from streams.feed_watch import FeedWatch
 from streams.topic_ends import TopicEnds
 
 log = logging.getLogger(__name__)
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 BATCH = 500  # records; each has up to a thousand events
 EVENTS_AT_ONCE = 2_000  # on the loop, some 10 ms
 POLL_S = 0.2  # the library wakes as often by itself; so long may what is newly assigned wait
+LOOK_EVERY_S = 10.0
+LOOK_TIMEOUT_S = 1.0
 # In the order of Event's.
 _FIELDS = (
     "type", "jobId", "runId", "version", "tenant", "queue", "lane", "scheduledFor", "dueAt", "leaseExpiresAt",
@@ -83,6 +87,8 @@ class EventFeed:
         self._consumer = Consumer(config)
         self._ends = TopicEnds(topic, config)
         self._requests: SimpleQueue[tuple[int, int | None]] = SimpleQueue()
+        self._look_at = 0.0
+        self.watch = FeedWatch()  # of the loop
         self._stop = threading.Event()
         self._assigned = threading.Event()
         self._thread: threading.Thread | None = None
@@ -103,11 +109,13 @@ class EventFeed:
 
     def assign(self, partition: int, offset: int) -> None:
         """Read this partition from this offset on."""
+        self.watch.begin(partition, offset, time.monotonic())
         self._requests.put((partition, offset))
         self._assigned.set()
 
     def unassign(self, partition: int) -> None:
         """Read this partition no more; a no-op when it is not assigned. What is under way is still delivered."""
+        self.watch.end(partition)
         self._requests.put((partition, None))
 
     async def end_offset(self, partition: int) -> int:
@@ -128,6 +136,7 @@ class EventFeed:
     def _read_some(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             self._reassign()
+            self._look(loop)
             messages = self._fetch()
         except KafkaException as error:
             log.warning("run-events cannot be read: %s", error)
@@ -140,6 +149,17 @@ class EventFeed:
         """What is there: consume() alone would wait for the batch to be full."""
         first = self._consumer.poll(POLL_S)
         return [] if first is None else [first, *self._consumer.consume(BATCH - 1, 0)]
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Ask the leaders now and then how far the topic goes: a fetch that brings nothing, or hangs, tells nobody."""
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + LOOK_EVERY_S
+        latest = [TopicPartition(self._topic, each.partition, OFFSET_END) for each in self._consumer.assignment()]
+        if latest:
+            told = self._consumer.offsets_for_times(latest, timeout=LOOK_TIMEOUT_S)
+            ends = {each.partition: each.offset for each in told if each.error is None}
+            loop.call_soon_threadsafe(self.watch.looked, ends, time.monotonic())
 
     def _reassign(self) -> None:
         """Carry out what was asked meanwhile: only the reading thread touches its consumer."""
@@ -182,6 +202,7 @@ class EventFeed:
     async def _deliver_all(self, batches: _Batches) -> None:
         for partition, (events, next_offset) in batches.items():
             self._deliver(partition, events, next_offset)
+            self.watch.went_on(partition, next_offset, time.monotonic())
 
     def _on_error(self, loop: asyncio.AbstractEventLoop, message: Message, error: KafkaError) -> None:
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):

@@ -75,6 +75,10 @@ PARTITION_HALTED = Gauge(
 )
 TIMERS_LOADED = Gauge("fencepost_timers_loaded", "Timers in the wheels")
 EVENTS_FOLDED = Counter("fencepost_events_folded_total", "Run events folded into timing state")
+EVENTS_STALLED_SECONDS = Gauge(
+    "fencepost_events_stalled_seconds",
+    "For how long run events are not known to come, nor that there are none, of the partition most behind",
+)
 OUTBOX_EVENTS_PUBLISHED = Counter("fencepost_outbox_events_published_total", "Events Kafka acknowledged", ["shard"])
 OUTBOX_LAG_SECONDS = Gauge("fencepost_outbox_lag_seconds", "How long the oldest event has been waiting", ["shard"])
 OUTBOX_ROWS = Gauge("fencepost_outbox_rows", "Outbox rows that wait to be published", ["shard"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from streams.decided_through import keep_decided_through
 from streams.decision_rounds import DecisionRounds
 from streams.event_feed import EventFeed
 from streams.faust_app import SESSION_TIMEOUT_S, OwnersApp, create_owners_app
-from streams.metrics import CLOCK_SKEW_SECONDS, TIMERS_LOADED
+from streams.metrics import CLOCK_SKEW_SECONDS, EVENTS_STALLED_SECONDS, TIMERS_LOADED
 from streams.missed_events import MissedEvents
 from streams.owners_group import until_empty
 from streams.ownership import Ownership
@@ -74,6 +75,7 @@ class StreamsRole:
             feed = EventFeed(
                 self.bootstrap, self.topics.run_events, self.codec, ownership.fold, ownership.events_gone, crash
             )
+            EVENTS_STALLED_SECONDS.set_function(lambda: feed.watch.longest_s(time.monotonic()))
             feed.start()
             stack.push_async_callback(feed.close)
             missed_events = MissedEvents(self.bootstrap, self.topics.run_events, self.codec)

@@ -16,7 +16,7 @@ from connectors.stack import KafkaBroker
 from schemas.codec import Codec
 from schemas.errors import KafkaUnavailable
 from schemas.events import Event
-from streams import topic_ends
+from streams import event_feed, topic_ends
 from streams.event_feed import EventFeed
 from streams.topics import Topics
 from tests.streams.event_samples import new_topics, produce_events, produce_values, run_event
@@ -181,3 +181,35 @@ async def test_a_feed_that_was_assigned_nothing_closes_at_once(fed: Fed) -> None
     feed.start()
     async with asyncio.timeout(5):
         await feed.close()
+
+
+def last_known_s(feed: EventFeed) -> float:
+    """When its one partition was last known to go on, on the monotonic clock."""
+    return -feed.watch.longest_s(0.0)
+
+
+async def test_a_feed_that_stands_still_though_the_topic_goes_on_is_known_to(
+    fed: Fed, feed: EventFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_feed, "LOOK_EVERY_S", 0.0)
+    looks: list[dict[int, int]] = []
+    looked = feed.watch.looked
+
+    def look(ends: dict[int, int], now_s: float) -> None:
+        looked(ends, now_s)
+        looks.append(ends)
+
+    monkeypatch.setattr(feed.watch, "looked", look)
+    await asyncio.to_thread(fed.produce, range(1, 3))
+    feed.assign(0, 0)
+    await until(lambda: looks[-1:] == [{0: 2}] and fed.next_offsets.get(0) == 2)
+    feed._consumer.pause([TopicPartition(fed.topics.run_events, 0)])
+    await asyncio.to_thread(fed.produce, range(3, 4))
+    await until(lambda: looks[-1:] == [{0: 3}])
+    behind_since_s = last_known_s(feed)
+    seen = len(looks)
+    await until(lambda: len(looks) > seen + 2)
+    assert last_known_s(feed) == behind_since_s
+    feed._consumer.resume([TopicPartition(fed.topics.run_events, 0)])
+    await until(lambda: fed.next_offsets.get(0) == 3)
+    assert last_known_s(feed) > behind_since_s
