@@ -36,7 +36,8 @@ def call(url: str, token: str, path: str, body: Any) -> Any:
 def wire(token: str, path: str, body: Any = None, headers: str = "", method: str = "POST") -> bytes:
     """A request as it goes over the wire. headers: lines, each ended by CR and LF."""
     content = b"" if body is None else msgspec.json.encode(body)
-    head = f"{method} {path} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {token}\r\ncontent-type: application/json\r\n"
+    kind = "content-type: application/json\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {token}\r\n{kind}"
     return f"{head}{headers}content-length: {len(content)}\r\n\r\n".encode() + content
 
 

@@ -1,9 +1,9 @@
-"""More calls than an API process takes on, of one class after the other: what is shed, and how late runs start meanwhile.
+"""More calls than an API process takes on, of each class in turn: what is shed, and how late runs start meanwhile.
 
     python -m bench.overload [--reads 256] [--creates 1024] [--outcomes 4096] [--leases 8192] [--seconds 10] [--pause 1]
 
-A crowd calls over so many connections, each with one call after the other. Who is shed comes again after the pause, as a
-client that heeds Retry-After does; with --pause 0 at once. Beside the crowd one caller of each other class calls ten
+A crowd calls over so many connections, each with one call after the other. Who is shed comes again after the pause, as
+a client that heeds Retry-After does; with --pause 0 at once. Beside the crowd one caller of each other class calls ten
 times a second, and a worker of the SDK executes one-offs that are due evenly over the time: how late their handlers
 start is what no crowd may spoil. The first column is all of that without one.
 """
@@ -70,14 +70,11 @@ class Tally:
     calls: int = 0
     shed: int = 0
     ms: list[float] = field(default_factory=list)
-    leased: list[Lease] = field(default_factory=list)
 
     def note(self, status: int, body: bytes, ms: float) -> None:
         self.calls += 1
         if 200 <= status < 300:
             self.ms.append(ms)
-            if b'"leaseExpiresAt"' in body:
-                self.leased += msgspec.json.decode(body, type=Leased).runs
         elif SHED in body:
             self.shed += 1
 
@@ -107,9 +104,9 @@ def beside(local: Local, size: Size, crowd: str | None) -> Figures:
     fill(local, stock, size.stock if crowd == "leases" else SMALL_STOCK)
     held = leased(local, f"{queue}-held", HELD)
     schedule(local, queue, runs, size.seconds, size.notice)
-    late, tallies = uvloop.run(called(local, size, crowd, requests_of(local, stock, held), queue, runs))
-    complete(local, held + tallies["leases"].leased)
-    while more := leased_at_once(local, stock):
+    late, tallies, more = uvloop.run(called(local, size, crowd, requests_of(local, stock, held), queue, runs))
+    complete(local, held + more)
+    while more := leased_at_once(local, stock):  # what is due would be beside what is measured next
         complete(local, more)
     figures = figures_of("lateness", Lateness(runs, late))
     for kind, tally in tallies.items():
@@ -132,10 +129,10 @@ def requests_of(local: Local, stock: str, held: Sequence[Lease]) -> Mapping[str,
 
 async def called(
     local: Local, size: Size, crowd: str | None, requests: Mapping[str, Iterator[bytes]], queue: str, runs: int
-) -> tuple[list[float], dict[str, Tally]]:
-    """The lateness of each one-off, and what calls came to, by class."""
+) -> tuple[list[float], dict[str, Tally], list[Lease]]:
+    """The lateness of each one-off, what calls came to, by class, and what they have leased."""
     until, turns = time.monotonic() + size.notice + size.seconds, asyncio.Semaphore(CONNECTING_AT_ONCE)
-    tallies = {kind: Tally() for kind in CLASSES}
+    tallies, held = {kind: Tally() for kind in CLASSES}, list[Lease]()
 
     async def caller(kind: str, every_s: float) -> None:
         async with AsyncExitStack() as stack:
@@ -144,13 +141,15 @@ async def called(
             while (began := time.monotonic()) < until:
                 status, body = await answer(reader, writer, next(requests[kind]))
                 tallies[kind].note(status, body, (time.monotonic() - began) * 1000)
+                if kind == "leases" and status == 200:
+                    held.extend(msgspec.json.decode(body, type=Leased).runs)
                 await asyncio.sleep(size.pause if status == 503 else every_s)
 
-    work = asyncio.to_thread(worked, local, queue, runs, size.notice + size.seconds)
+    work = asyncio.create_task(asyncio.to_thread(worked, local, queue, runs, size.notice + size.seconds))
     few = [caller(kind, PROBE_EVERY_S) for kind in CLASSES if kind != crowd]
     many = [caller(crowd, 0.0) for _ in range(getattr(size, crowd))] if crowd else []
-    late, *_ = await asyncio.gather(work, *few, *many)
-    return late, tallies
+    await asyncio.gather(*few, *many)
+    return await work, tallies, held
 
 
 def leased_at_once(local: Local, queue: str) -> list[Lease]:
@@ -159,7 +158,6 @@ def leased_at_once(local: Local, queue: str) -> list[Lease]:
 
 
 def complete(local: Local, held: Sequence[Lease]) -> None:
-    """So that nothing is retried beside what is measured next."""
     for start in range(0, len(held), AT_ONCE):
         runs = [{"runId": each.run_id, "leaseToken": each.lease_token} for each in held[start : start + AT_ONCE]]
         call(local.url, local.token, "/v1/runs/complete", {"runs": runs})

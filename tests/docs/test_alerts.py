@@ -17,7 +17,13 @@ from tests.docs.papers import ROOT, anchors
 RULES = ROOT / "docs" / "alerts.yaml"
 MUST_BE_SEEN = {
     "unowned partition": {"FencepostPartitionUnowned", "FencepostOwnerSilent"},
-    "stalled consumer": {"FencepostCommandsStalled", "FencepostPartitionHalted", "FencepostHistoryStalled"},
+    "stalled consumer": {
+        "FencepostCommandsStalled",
+        "FencepostEventsStalled",
+        "FencepostPartitionHalted",
+        "FencepostHistoryStalled",
+    },
+    "overload": {"FencepostShedding"},
     "lag of relay and history": {"FencepostRelayLag", "FencepostHistoryLag", "FencepostHistoryDown"},
     "standby lag": {"FencepostStandbyLag", "FencepostStandbyMissing"},
     "clock skew": {"FencepostClockSkew", "FencepostShardClocksApart"},
