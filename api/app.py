@@ -182,7 +182,7 @@ class Api:
             await asyncio.gather(self.hints.stop(), self.producer.stop(), self.history.close())
 
     def _routes(self) -> Iterator[Route]:
-        """The busiest first: the router tries them in order. No GET is a create unless it says otherwise."""
+        """The busiest first: the router tries them in order. What is no GET is a create, unless it says so."""
         yield from self._dispatch()
         yield self._post("/v1/jobs", self.jobs.create, http.NewJob, PRODUCER)
         yield self._get("/v1/jobs", self.declared_jobs.list, STEERING, query=http_declarations.DeclaredQuery)

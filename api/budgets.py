@@ -9,7 +9,7 @@ command for Kafka and its owner.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from api.metrics import ApiMetrics
@@ -64,7 +64,7 @@ class Budget:
             raise Problem(503, f"too much is under way to take on more {self._name}", retry_after_s=RETRY_AFTER_S)
         self._budgets.in_hand += 1
         try:
-            with self._share.used() if self._share else ExitStack():
+            with self._share.used() if self._share else nullcontext():
                 yield
         finally:
             self._budgets.in_hand -= 1
