@@ -28,10 +28,10 @@ COMMANDS_WAITING = 2_000
 class ShedAt:
     """From how many calls in hand on one more of a class is shed. Raises ValueError for another order."""
 
-    reads: int = 128
-    creates: int = 512
-    outcomes: int = 2_048
-    leases: int = 4_096
+    reads: int = 64
+    creates: int = 256
+    outcomes: int = 512
+    leases: int = 1_024
 
     def __post_init__(self) -> None:
         if not 0 < self.reads <= self.creates <= self.outcomes <= self.leases:

@@ -1,6 +1,6 @@
 """More calls than an API process takes on, of each class in turn: what is shed, and how late runs start meanwhile.
 
-    python -m bench.overload [--reads 256] [--creates 1024] [--outcomes 4096] [--leases 8192] [--seconds 10] [--pause 1]
+    python -m bench.overload [--reads 256] [--creates 1024] [--outcomes 2048] [--leases 4096] [--seconds 10] [--pause 1]
 
 A crowd calls over so many connections, each with one call after the other. Who is shed comes again after the pause, as
 a client that heeds Retry-After does; with --pause 0 at once. Beside the crowd one caller of each other class calls ten
@@ -41,15 +41,16 @@ AT_ONCE = 500
 
 
 class Size(NamedTuple):
-    """reads … leases: the crowd of each class. pause: how many seconds a caller who was shed stays away.
+    """reads … leases: the crowd of each class, four times what may be in hand.
 
-    rate: one-offs a second. stock: runs for the crowd to lease. notice: as of bench.lateness.
+    pause: how many seconds a caller who was shed stays away. rate: one-offs a second.
+    stock: runs for the crowd to lease. notice: as of bench.lateness.
     """
 
     reads: int = 256
     creates: int = 1_024
-    outcomes: int = 4_096
-    leases: int = 8_192
+    outcomes: int = 2_048
+    leases: int = 4_096
     seconds: float = 10.0
     pause: float = 1.0
     rate: float = 50.0
