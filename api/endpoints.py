@@ -136,7 +136,9 @@ class Endpoint(Generic[B]):
         wire = await read_body(receive, headers, self._body_limit)
         if not wire and self._empty is not None:
             wire = self._empty
-        with self._budget.place():  # only now: a client that sends slowly takes none
+        if self._budget.is_full():  # only now: a client that sends slowly takes no place
+            raise await self._budget.shed()
+        with self._budget.place():
             body = read_query(scope["query_string"], self._kind) if self._from_query else self._decode(wire)
             return await self._handler(Call(identity, body, scope["path_params"], headers, receive))
 

@@ -20,7 +20,7 @@ import pytest_asyncio
 
 from api import budgets
 from api.app import ApiSettings
-from api.budgets import ShedAt
+from api.budgets import REFUSED_AT_ONCE, REFUSED_PER_S, RETRY_AFTER_S, RefusalPace, ShedAt
 from ledger.connection import Pool, session
 from ledger.shards import Shards
 from schemas.ids import new_id
@@ -238,6 +238,15 @@ class TestWithRoom:
             assert len(await served.lease(waitSeconds=5)) == 1
             assert await waiting_for_a_lock(ledger_pool) == budgets.SESSIONS_OF_READS
         await piled.statuses()
+
+
+def test_who_is_shed_is_told_at_once_unless_many_are() -> None:
+    pace = RefusalPace()
+    assert {pace.wait_s(1_000.0) for _ in range(REFUSED_AT_ONCE)} == {0.0}
+    waits_s = [pace.wait_s(1_000.0) for _ in range(1_000)]
+    assert waits_s[:2] == pytest.approx([1 / REFUSED_PER_S, 2 / REFUSED_PER_S])
+    assert waits_s[-1] == max(waits_s) == RETRY_AFTER_S
+    assert pace.wait_s(1_000.0 + RETRY_AFTER_S + 2 / REFUSED_PER_S) == 0.0
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 2, 3), (2, 1, 3, 4), (1, 3, 2, 4), (1, 2, 4, 3)])
