@@ -191,10 +191,8 @@ async def test_polls_that_wait_take_nothing_and_are_all_answered_however_many_th
     served: Served, owner: Owner, shed_at: ShedAt
 ) -> None:
     count = 5 * shed_at.leases
-    polls = []
-    for _ in range(5):  # those that come are in hand until they wait
-        polls += [asyncio.ensure_future(lease(served, waitSeconds=20)()) for _ in range(shed_at.leases)]
-        await served.until("fencepost_api_long_polls_waiting", len(polls))
+    polls = [asyncio.ensure_future(lease(served, waitSeconds=20)()) for _ in range(count)]
+    await served.until("fencepost_api_long_polls_waiting", count)
     assert await served.metric("fencepost_api_requests_in_hand") == 0
     assert (await read(served)()).status_code == 404
     await owner.make_due(count)
@@ -218,14 +216,11 @@ async def test_creates_that_wait_for_their_owner_hold_up_nobody_but_may_not_be_t
         assert {response.status_code for response in await asyncio.gather(*creates)} == {201}
 
 
-class TestWithRoom:
-    @pytest.fixture
-    def shed_at(self) -> ShedAt:
-        return ShedAt()
-
-    async def test_slow_reads_leave_sessions_to_others(
-        self, served: Served, owner: Owner, ledger_dsn: str, ledger_pool: Pool
-    ) -> None:
+async def test_slow_reads_leave_sessions_to_others(
+    shards: Shards, ledger_pool: Pool, settings: ApiSettings, owner: Owner, ledger_dsn: str
+) -> None:
+    with_room = dataclasses.replace(settings, shed_at=ShedAt())
+    async with serving(shards, ledger_pool, with_room, "admin") as served:
         [run] = await leased(served, owner, 1)
         await owner.make_due()
         piled = Piled(served)
