@@ -152,9 +152,9 @@ class Api:
     def _locally_us(self, partition: int, due_us: int) -> int | None:
         return self.clocks[self._shards.number_of(partition)].locally_us(due_us)
 
-    def _dropped(self, queue: Queue) -> None:
-        """A run that the index had no room for."""
-        self.metrics.ready_index_dropped.inc()
+    def _dropped(self, queue: Queue, count: int) -> None:
+        """Runs that the index had no room for."""
+        self.metrics.ready_index_dropped.inc(count)
         self.poll.doubt(queue)
 
     def app(self) -> ASGIApp:

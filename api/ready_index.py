@@ -2,7 +2,8 @@
 
 It is a hint box, not the truth: an id in it may be leased already, an id that is due may be missing. What it promises
 is order (first told, first out within a lane), no id twice in a lane, lanes popped 70/20/10, and fairness between
-waiters. While somebody waits on a queue nothing is kept of it: what arrives goes to the waiters.
+waiters. While somebody waits on a queue nothing is kept of it: what arrives goes to the waiters. When it is full it
+forgets the queue that nobody has asked about for longest, so that a backlog without workers keeps no other runs out.
 """
 
 from __future__ import annotations
@@ -85,12 +86,19 @@ class _Lanes:
 
 
 class ReadyIndex:
-    """most_a_lane, most: bounds in ids; what does not fit is dropped, told to on_drop, and found again by a poll."""
+    """most_a_lane, most: bounds in ids; what does not fit is dropped, told to on_drop, and found again by a poll.
+
+    on_drop: gets a queue, and how many of its ids were dropped.
+    """
 
     def __init__(
-        self, *, most_a_lane: int = 50_000, most: int = 200_000, on_drop: Callable[[Queue], object] = lambda _: None
+        self,
+        *,
+        most_a_lane: int = 50_000,
+        most: int = 200_000,
+        on_drop: Callable[[Queue, int], object] = lambda _queue, _count: None,
     ) -> None:
-        self._queues: dict[Queue, _Lanes] = {}
+        self._queues: dict[Queue, _Lanes] = {}  # first those that were not popped from for longest
         self._waiters: dict[Queue, deque[Waiter]] = {}
         self._most_a_lane = most_a_lane
         self._most = most
@@ -107,7 +115,7 @@ class ReadyIndex:
         if lanes is None:
             lanes = self._queues[queue] = _Lanes()
         carried_off = self.wanted(queue)
-        before = self._size
+        added = dropped = 0
         for run in due:
             runs = lanes.lanes[run.lane]
             known = runs.get(run.run_id)
@@ -115,12 +123,14 @@ class ReadyIndex:
                 runs[run.run_id] = max(known, run.epoch)
             elif run.run_id in self._claimed:
                 continue
-            elif self._has_room(runs) or self._size - before < carried_off:
+            elif added < carried_off or self._has_room(queue, runs):
                 runs[run.run_id] = run.epoch
                 self._size += 1
+                added += 1
             else:
-                self._on_drop(queue)
-        added = self._size - before
+                dropped += 1
+        if dropped:
+            self._on_drop(queue, dropped)
         self._hand_out(queue, lanes)
         return added
 
@@ -130,11 +140,12 @@ class ReadyIndex:
         The index takes no news of them until they are settled or put back: a poll sees a run as due until its lease
         is committed, and would have it claimed twice.
         """
-        lanes = self._queues.get(queue)
+        lanes = self._queues.pop(queue, None)
         if lanes is None:
             return []
         popped = self._pop(lanes, count)
-        self._forget_if_empty(queue, lanes)
+        if len(lanes):
+            self._queues[queue] = lanes
         return popped
 
     def settle(self, runs: Iterable[ReadyRun]) -> None:
@@ -179,8 +190,18 @@ class ReadyIndex:
         """How many runs those who wait on the queue would take; 0 when nobody does."""
         return sum(waiter.wanted for waiter in self._waiters.get(queue, ()))
 
-    def _has_room(self, runs: OrderedDict[UUID, int]) -> bool:
-        return self._size < self._most and len(runs) < self._most_a_lane
+    def _has_room(self, queue: Queue, runs: OrderedDict[UUID, int]) -> bool:
+        return len(runs) < self._most_a_lane and (self._size < self._most or self._forget_another(queue))
+
+    def _forget_another(self, queue: Queue) -> bool:
+        """Nobody waits on what is kept; whoever comes to a queue of which nothing is has it looked at."""
+        longest = next((other for other in self._queues if other != queue), None)
+        if longest is None:
+            return False
+        dropped = len(self._queues.pop(longest))
+        self._size -= dropped
+        self._on_drop(longest, dropped)
+        return True
 
     def _hand_out(self, queue: Queue, lanes: _Lanes) -> None:
         """Share what is there among the waiters, longest waiting first, so that none sits idle beside a glutton."""

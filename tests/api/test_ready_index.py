@@ -19,12 +19,22 @@ def new_ids(count: int) -> list[UUID]:
     return [uuid4() for _ in range(count)]
 
 
-def add(index: ReadyIndex, run_ids: list[UUID], *, lane: int = NORMAL, epoch: int = 1) -> int:
-    return index.add(MAIL, [ReadyRun(run_id, epoch, lane) for run_id in run_ids])
+def add(index: ReadyIndex, run_ids: list[UUID], *, queue: Queue = MAIL, lane: int = NORMAL, epoch: int = 1) -> int:
+    return index.add(queue, [ReadyRun(run_id, epoch, lane) for run_id in run_ids])
 
 
 def ids(runs: list[ReadyRun]) -> list[UUID]:
     return [run.run_id for run in runs]
+
+
+class Drops:
+    """What was dropped, by queue."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[Queue] = Counter()
+
+    def __call__(self, queue: Queue, count: int) -> None:
+        self.counts[queue] += count
 
 
 class Sleeper:
@@ -111,19 +121,32 @@ def test_what_was_put_back_comes_first_again() -> None:
 
 
 def test_what_does_not_fit_is_dropped_and_counted() -> None:
-    drops: list[Queue] = []
-    index = ReadyIndex(most_a_lane=5, most=8, on_drop=drops.append)
+    drops = Drops()
+    index = ReadyIndex(most_a_lane=5, most=8, on_drop=drops)
     assert add(index, new_ids(7)) == 5
     assert add(index, new_ids(7), lane=HIGH) == 3
-    assert (len(index), drops) == (8, [MAIL] * 6)
+    assert (len(index), drops.counts) == (8, {MAIL: 6})
 
 
-def test_a_full_index_still_serves_those_who_wait() -> None:
-    index = ReadyIndex(most=3)
-    index.add(("acme", "sms"), [ReadyRun(run_id, 1, NORMAL) for run_id in new_ids(3)])
+def test_a_full_index_forgets_the_queue_that_nobody_has_asked_about_for_longest() -> None:
+    """Those of a backlog without workers would keep everybody else's runs out for as long as the process lives."""
+    drops, sms, push = Drops(), ("acme", "sms"), ("globex", "push")
+    index = ReadyIndex(most=6, on_drop=drops)
+    add(index, new_ids(3), queue=sms)
+    add(index, new_ids(3), queue=push)
+    index.pop(sms, 1)
+    assert add(index, new_ids(2)) == 2
+    assert drops.counts == {push: 3}
+    assert [len(index.pop(queue, 9)) for queue in (sms, push, MAIL)] == [2, 0, 2]
+
+
+def test_who_waits_is_served_by_a_full_index_without_anything_being_forgotten() -> None:
+    index, sms = ReadyIndex(most=3), ("acme", "sms")
+    add(index, new_ids(3), queue=sms)
     sleeper = Sleeper(index, wanted=2)
-    assert add(index, new_ids(4)) == 2
+    assert add(index, new_ids(2)) == 2
     assert len(sleeper.waiter.take()) == 2
+    assert len(index.pop(sms, 9)) == 3
 
 
 def test_the_longest_waiting_is_woken_first() -> None:
