@@ -4,12 +4,14 @@
 
 One-offs of a thousand tenants in five thousand queues, due since a minute ago, written past the topic as bench.scale
 does. Before they are there and beside them, of another queue: one-offs over 20 s from due to the handler's start, and
-a drain with its CPU time a run. Owners start anew on the backlog; how long they hint what is due is told too.
+a drain with its CPU time a run. Owners start anew on the backlog; how long they hint what is due is told too, and what
+it costs from then on that nobody works on it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,12 +20,13 @@ from itertools import count
 from typing import Any
 
 import click
+import httpx
 
 from bench.cluster import cluster, cpu_seconds, report, say
 from bench.compare import Figures, Lateness
 from bench.drain import drained
 from bench.lateness import figures_of, schedule, worked
-from bench.scale import resident_bytes, start_owners, stop_owners, vacuum
+from bench.scale import owners, resident_bytes, start_owners, stop_owners, vacuum
 from fencepostd.local import Local
 from ledger.bulk_load import copy_jobs
 from ledger.connection import ledger_pool
@@ -37,8 +40,9 @@ PARTITIONS = 16
 A_TRANSACTION = 1_000
 TELL_EVERY = 500_000
 ONE_OFFS, SPREAD_S, NOTICE_S = 200, 20.0, 6.0
-LOOK_S, CALM = 5.0, 0.5  # cores that the owners use when they have hinted all
-CALM_DEADLINE_S = 900.0
+LOOK_S = 60.0  # so long is looked at what it costs that the backlog is there
+HINTED_DEADLINE_S = 900.0
+_COUNTED = re.compile(r"^fencepost_(hints_sent|hints_dropped|runs_rehinted)_total (\S+)$", re.MULTILINE)
 
 
 def measure(local: Local, runs: int, queues: int, tenants: int, drain: int) -> Figures:
@@ -52,7 +56,8 @@ def measure(local: Local, runs: int, queues: int, tenants: int, drain: int) -> F
     vacuum(local.stack.dsn, "runs")
     vacuum(local.stack.dsn, "jobs")
     owned_s = start_owners(local, PARTITIONS)
-    hinted_s = await_calm(local)
+    hinted_s = await_hinted(local, runs)
+    idle = idling(local)
     loaded = beside(local, f"backlog-{next(numbers)}", drain)
     return {
         "backlog, runs": float(runs),
@@ -60,6 +65,7 @@ def measure(local: Local, runs: int, queues: int, tenants: int, drain: int) -> F
         "owned after, s": owned_s,
         "hinted after, s": hinted_s,
         "memory of the owners, bytes/run": (resident_bytes(local) - empty_bytes) / runs,
+        **idle,
         **{f"alone: {name}": value for name, value in alone.items()},
         **{f"beside the backlog: {name}": value for name, value in loaded.items()},
     }
@@ -108,19 +114,29 @@ def _job(queue: str, tenant: str, due: datetime) -> NewJob:
     return new_job(command, 0, due)
 
 
-def await_calm(local: Local) -> float:
-    """Until the owners have hinted what is due; the seconds."""
+def await_hinted(local: Local, runs: int) -> float:
+    """Until the owners, who have just started, have hinted so many runs; the seconds."""
     began = time.monotonic()
-    while time.monotonic() - began < CALM_DEADLINE_S:
-        before = _owners_cpu_s(local)
-        time.sleep(LOOK_S)
-        if (_owners_cpu_s(local) - before) / LOOK_S < CALM:
-            break
+    while sum(first_hints(local, owner) for owner in owners(local)) < runs:
+        if time.monotonic() - began > HINTED_DEADLINE_S:
+            raise TimeoutError(f"not all of {runs} runs are hinted after {HINTED_DEADLINE_S:.0f} s")
+        time.sleep(0.5)
     return time.monotonic() - began
 
 
-def _owners_cpu_s(local: Local) -> float:
-    return sum(used for part, used in cpu_seconds(local).items() if part.startswith("streams-"))
+def first_hints(local: Local, owner: str) -> float:
+    """How many runs the owner has hinted, each counted once."""
+    answer = httpx.get(f"http://127.0.0.1:{local.stack.port_for(owner)}/metrics", timeout=30)
+    counted = {name: float(value) for name, value in _COUNTED.findall(answer.text)}
+    return counted["hints_sent"] + counted["hints_dropped"] - counted["runs_rehinted"]
+
+
+def idling(local: Local) -> Figures:
+    """What each part uses while nothing is to be done but to have the backlog."""
+    before = cpu_seconds(local)
+    time.sleep(LOOK_S)
+    used = cpu_seconds(local)
+    return {f"CPU of {part} once hinted, % of a core": (used[part] - before[part]) / LOOK_S * 100 for part in used}
 
 
 @click.command(help=__doc__)
