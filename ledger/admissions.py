@@ -11,6 +11,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from ledger.cancellations import CANCEL_DOOMED
+from ledger.connection import Connection
 from ledger.fence import OwnerTransaction
 from ledger.outbox import emit
 
@@ -120,6 +121,19 @@ async def admit_runs(tx: OwnerTransaction, run_ids: Sequence[UUID], *, now: date
         [run_id for run_id, ready in left.items() if not ready],
         [run_id for run_id in run_ids if run_id not in left],
     )
+
+
+FIND_LATE = """
+SELECT run_id FROM runs
+WHERE partition = %(partition)s AND start_by < coalesce(%(now)s::timestamptz, now()) AND state = 'pending'
+ORDER BY start_by LIMIT %(limit)s
+"""
+
+
+async def find_late(conn: Connection, partition: int, limit: int, *, now: datetime | None = None) -> list[UUID]:
+    """Up to `limit` runs that have not started and may not start any more, by their deadlines, for `skip_late`."""
+    asked = {"partition": partition, "limit": limit, "now": now}
+    return [row[0] for row in await (await conn.execute(FIND_LATE, asked)).fetchall()]
 
 
 SKIP_LATE = f"""

@@ -121,6 +121,7 @@ CREATE TABLE runs (
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX runs_by_partition ON runs (partition, job_id);
 CREATE INDEX runs_by_queue ON runs (tenant, queue, lane, due_at);
+CREATE INDEX runs_by_deadline ON runs (partition, start_by) WHERE start_by IS NOT NULL;
 CREATE INDEX runs_spread ON runs (partition, tenant, queue, rate_version, due_at) WHERE rate_version IS NOT NULL;
 
 -- The one leased run of a job whose overlap is not allow. Taken by the statement that leases the run, freed by whichever

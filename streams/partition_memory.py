@@ -5,6 +5,10 @@ folded in before the loaded edge goes straight into the wheels. A run that was h
 leases it: hints may be lost. Two kinds of due runs are not hinted at once: a late run of a job's pending occurrence is
 withheld until that is decided, for it may turn out to be superseded (unless that cannot be decided: then nothing will
 supersede it); and a gated run must pass its job's overlap rule first.
+
+Of a backlog that nobody works on little is said: whoever comes to wait on a queue has it looked at, and finds it all.
+So of the runs of a queue and lane that have waited for a while one speaks for the others and is hinted every minute;
+those are hinted every hour, and leave half of the room under watch to runs that have just come due.
 """
 
 from __future__ import annotations
@@ -26,12 +30,13 @@ LOAD_STEP_US = 1_000_000  # load again when that much of the near future has com
 LOAD_LIMIT = 10_000  # timers a load, so that a backlog does not hold the loop up; with so many loaded it can wait
 REHINT_AFTER_US = 5_000_000
 REHINT_AT_MOST_EVERY_US = 60_000_000
-REHINT_LIMIT = 1_000  # runs a sweep asks the ledger about
+REHINT_SPOKEN_FOR_EVERY_US = 3_600_000_000
+REHINT_LIMIT = 250  # runs a sweep asks the ledger about at a time, so that it does not hold the loop up
 GRACE_US = int(GRACE_S * 1_000_000)
-WATCHED_LIMIT = (
-    100_000  # runs under watch; beyond it the API's own polls find them, and a sweep looks at some at a time
-)
+WATCHED_LIMIT = 100_000  # runs under watch; beyond it the API's own polls find them
+LONG_WATCHED_LIMIT = 50_000  # with so many under watch those that others speak for have no room
 ROUND_LIMIT = 5_000  # due runs that one sweep goes through for those without room under watch
+_SPEAKERS_AT_LEAST = 1_000  # before those that do not speak any more are looked for
 
 
 @dataclass(slots=True)
@@ -108,6 +113,7 @@ class PartitionMemory:
         # Gated runs that were too early to be hinted ahead: they pass their gate when they are due.
         self._gated: TimingWheel[bytes] = TimingWheel()
         self._watched: TimingWheel[bytes] = TimingWheel()
+        self._speakers: dict[Waiting, bytes] = {}  # run ids; one that is not under watch any more speaks for nobody
         self._withheld: dict[bytes, bytes] = {}  # job id -> run id
         self._round_from = scan_key(0)
         self._load_from_us = 0
@@ -178,31 +184,30 @@ class PartitionMemory:
         return fired
 
     def next_unleased_us(self) -> int | None:
-        """From when on pop_unleased or look_round may have something to give; None while nothing is hinted."""
-        return 0 if self._any_unwatched else self._watched.next_due_us()
+        """From when on pop_unleased or look_round may have something to do; None while nothing is under watch."""
+        return 0 if self._may_look_round() else self._watched.next_due_us()
 
     def pop_unleased(self, now_us: int) -> list[bytes]:
         """Runs that were hinted a while ago and that nobody has leased since. Ask the ledger, then `hint_again`."""
         return self._watched.pop_due(now_us, REHINT_LIMIT)
 
-    def look_round(self, now_us: int) -> list[bytes]:
-        """Some due runs that have no room under watch, others with every call, until all have had their turn.
+    def look_round(self, now_us: int) -> None:
+        """Where there is room by now, take some due runs under watch that had none, others with every call.
 
-        Where there is room by now they come under watch instead. Ask the ledger about the rest: some may be too late.
+        pop_unleased gives them next: they may have been leased long since, or their hints lost.
         """
-        if not self._any_unwatched:
-            return []
+        if not self._may_look_round():
+            return
         page = self.state.due(self._round_from, now_us + 1, ROUND_LIMIT)
-        unwatched = [run_id for _, run_id in page if run_id not in self._watched]
-        self._met_unwatched |= bool(unwatched)
+        self.watch((run_id for _, run_id in page if run_id not in self._watched), now_us)
         if len(page) == ROUND_LIMIT:
             self._round_from = scan_key(*page[-1])
         else:
             self._round_from = scan_key(0)
             self._any_unwatched, self._met_unwatched = self._met_unwatched, False
-        room = max(0, WATCHED_LIMIT - len(self._watched))
-        self.watch(unwatched[:room], now_us)
-        return unwatched[room:]
+
+    def _may_look_round(self) -> bool:
+        return self._any_unwatched and len(self._watched) + ROUND_LIMIT <= LONG_WATCHED_LIMIT
 
     def watch(self, run_ids: Iterable[bytes], at_us: int) -> None:
         """Let pop_unleased give these again: the ledger could not be asked."""
@@ -269,12 +274,30 @@ class PartitionMemory:
             fired.runs.setdefault(run.where, []).append(run_id)
         if fired.oldest_due_us is None:
             fired.oldest_due_us = due_us
-        if len(self._watched) < WATCHED_LIMIT:
-            # The longer it has waited, the rarer: for a queue without workers a hint a minute is plenty.
-            pause_us = min(max(now_us - due_us, REHINT_AFTER_US), REHINT_AT_MOST_EVERY_US)
+        self._keep_watching(run_id, run.where, now_us - due_us, now_us)
+
+    def _keep_watching(self, run_id: bytes, where: Waiting, waited_us: int, now_us: int) -> None:
+        """The longer it has waited, the rarer it is hinted: for a queue without workers a hint a minute is plenty."""
+        if waited_us <= REHINT_AT_MOST_EVERY_US:
+            limit, pause_us = WATCHED_LIMIT, max(waited_us, REHINT_AFTER_US)
+        elif self._speaks(run_id, where):
+            limit, pause_us = WATCHED_LIMIT, _scattered(run_id, REHINT_AT_MOST_EVERY_US)
+        else:
+            limit, pause_us = LONG_WATCHED_LIMIT, _scattered(run_id, REHINT_SPOKEN_FOR_EVERY_US)
+        if len(self._watched) < limit:
             self._watched.add(run_id, now_us + pause_us)
         else:
             self._any_unwatched = self._met_unwatched = True
+
+    def _speaks(self, run_id: bytes, where: Waiting) -> bool:
+        """Whether the run speaks for all that wait there: it did, or whoever did is not under watch any more."""
+        speaker = self._speakers.get(where, run_id)
+        if speaker != run_id and speaker in self._watched:
+            return False
+        if len(self._speakers) > _SPEAKERS_AT_LEAST + 2 * len(self._watched):
+            self._speakers = {where: each for where, each in self._speakers.items() if each in self._watched}
+        self._speakers[where] = run_id
+        return True
 
     def _is_undecided(self, run_id: bytes, job_id: bytes, now_us: int) -> bool:
         """Whether the run is that of its job's pending occurrence, which has come: somebody is about to decide it."""
@@ -283,3 +306,8 @@ class PartitionMemory:
             return False
         partition = partition_of_run(UUID(bytes=run_id))
         return run_id == run_id_for(UUID(bytes=job_id), from_us(job.cursor_us), partition).bytes
+
+
+def _scattered(run_id: bytes, pause_us: int) -> int:
+    """Up to a quarter less: what was hinted all at once, at a start, does not come back all at once."""
+    return pause_us * (768 + run_id[-1]) // 1024

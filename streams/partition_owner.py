@@ -16,8 +16,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 from uuid import UUID
 
-from ledger.admissions import skip_late
+from ledger.admissions import find_late, skip_late
 from ledger.completions import expire_leases
+from ledger.connection import session
 from ledger.fence import OwnerTransaction, Takeover, owner_transaction, release_partition
 from ledger.runs import read_runs
 from schemas.errors import EpochLost, KafkaUnavailable, NotOnThisShard, TryAgain
@@ -52,6 +53,8 @@ log = logging.getLogger(__name__)
 COMMAND_BATCH = 500
 COMMAND_BATCH_BYTES = 512 << 10  # some 3,000 commands in batch records: well within a transaction's time
 EXPIRY_BATCH = 500
+LATE_BATCH = 500
+LATE_EVERY_US = 30_000_000  # while runs wait that are due, those are looked for that are too late to start
 RECONCILE_PERIOD_S = 300.0
 RECONCILE_DUTY = 0.02  # of a process's time, for comparing its partitions with the ledger
 APPLY_AGAIN_S = 0.5
@@ -81,6 +84,7 @@ class PartitionOwner:
         )  # fmt: skip
         self._gauges = (*self.decider.gauges(), (RUNS_BLOCKED, self._admissions.blocked))
         self._swept_us = 0  # the last instant of sweeps that a round was for
+        self._late_from_us = 0  # when to look for runs that are too late to start
         self._unstamped: list[UUID] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: set[str] = set()  # what a round has begun
@@ -173,16 +177,19 @@ class PartitionOwner:
             self._begin_unless_under_way(self._expire)
         if (came_by_us := sweeps.latest_us(now_us)) != self._swept_us:
             self._swept_us = came_by_us
-            if (unleased_us := self._next_unleased_us()) is not None and unleased_us <= came_by_us:
+            if (sweep_us := self._next_sweep_us()) is not None and sweep_us <= came_by_us:
                 self._begin_unless_under_way(self._sweep)
             if self.decider.has_other_rates():
                 self._begin_unless_under_way(self.decider.follow_rates)
-        coming = ((expiries, self._memory.state.next_expiry_us()), (sweeps, self._next_unleased_us()))
+        coming = ((expiries, self._memory.state.next_expiry_us()), (sweeps, self._next_sweep_us()))
         rounds = [rhythm.next_us(max(at_us, now_us + 1)) for rhythm, at_us in coming if at_us is not None]
         return min(rounds, default=None)
 
-    def _next_unleased_us(self) -> int | None:
-        return 0 if self._admissions.blocked() else self._memory.next_unleased_us()
+    def _next_sweep_us(self) -> int | None:
+        if self._admissions.blocked():
+            return 0
+        unleased_us = self._memory.next_unleased_us()
+        return None if unleased_us is None else min(unleased_us, self._late_from_us)
 
     def is_around(self, around: Surroundings | None) -> bool:
         """Whether the owner goes by these."""
@@ -321,21 +328,38 @@ class PartitionOwner:
     async def _sweep(self) -> None:
         """Ask the ledger about runs that nobody has leased since they were hinted, and hint them again."""
         self._admissions.look_again()
-        if unwatched := self._memory.look_round(self._around.clock.now_us()):
-            await self._skip_late(unwatched)
-        while unleased := self._memory.pop_unleased(self._around.clock.now_us()):
-            now_us = self._around.clock.now_us()
-            try:
-                await self._skip_late(unleased)
-            except TryAgain:
-                self._memory.watch(unleased, now_us)
-                raise
-            again = self._memory.hint_again(unleased, now_us)
-            self._announce(again)
-            RUNS_REHINTED.inc(sum(map(len, again.runs.values())))
+        self._memory.look_round(self._around.clock.now_us())
+        await self._look_for_late()
+        while True:
+            async with self._around.sweep_turns:
+                if not await self._ask_about_unleased():
+                    return
 
-    async def _skip_late(self, ids: list[bytes]) -> None:
-        """Skip those of the runs that are too late to start, and take in what the ledger says of all of them."""
+    async def _ask_about_unleased(self) -> bool:
+        """Some of them; whether there may be more."""
+        now_us = self._around.clock.now_us()
+        if not (unleased := self._memory.pop_unleased(now_us)):
+            return False
+        try:
+            await self._skip_late(unleased)
+        except TryAgain:
+            self._memory.watch(unleased, now_us)
+            raise
+        again = self._memory.hint_again(unleased, now_us)
+        self._announce(again)
+        RUNS_REHINTED.inc(sum(map(len, again.runs.values())))
+        return True
+
+    async def _look_for_late(self) -> None:
+        """Now and then skip whatever is too late to start; what is under watch is asked about besides."""
+        while (now_us := self._around.clock.now_us()) >= self._late_from_us:
+            async with session(self._around.pool) as conn:
+                late = await find_late(conn, self.fence.partition, LATE_BATCH, now=from_us(now_us))
+            if not late or await self._skip_late([run_id.bytes for run_id in late]) < LATE_BATCH:
+                self._late_from_us = now_us + LATE_EVERY_US
+
+    async def _skip_late(self, ids: list[bytes]) -> int:
+        """Skip those of the runs that are too late to start; how many. Takes in what the ledger says of all of them."""
         run_ids = [UUID(bytes=run_id) for run_id in ids]
         async with self._transaction() as tx:
             too_late = await skip_late(tx, run_ids, now=tx.now)
@@ -343,6 +367,7 @@ class PartitionOwner:
         take_in(self._memory, ids, live)
         self._around.wake_timekeeper(self.fence.partition)
         OCCURRENCES_SKIPPED.labels(DEADLINE).inc(len(too_late))
+        return len(too_late)
 
     async def _reconcile(self) -> None:
         """Partitions take turns, and the more there is to look at, the longer a round takes: it must cost little."""

@@ -47,6 +47,7 @@ class Surroundings:
     opening_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPENING_AT_ONCE))
     apply_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(APPLYING_AT_ONCE))
     catch_up_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    sweep_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     reconcile_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     rates: QueueRates = field(default_factory=QueueRates)
     rate_share: Callable[[], float] = lambda: 1.0  # of a queue's rate that is this shard's

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from ledger.admissions import Admission, admit_runs, skip_late
+from ledger.admissions import Admission, admit_runs, find_late, skip_late
 from ledger.cancellations import Cancelled, cancel_runs
 from ledger.completions import Completion, Ended, Failure, complete_runs, expire_leases, fail_runs
 from ledger.connection import Connection, Pool, session
@@ -148,6 +148,10 @@ class OwnedPartition:
     async def admit(self, *run_ids: UUID, now: datetime = NOW) -> Admission:
         async with owner_transaction(self.pool, self.fence) as tx:
             return await admit_runs(tx, run_ids, now=now)
+
+    async def find_late(self, limit: int = 100, *, now: datetime = NOW) -> list[UUID]:
+        async with session(self.pool) as conn:
+            return await find_late(conn, self.fence.partition, limit, now=now)
 
     async def skip_late(self, *run_ids: UUID, now: datetime = NOW) -> list[UUID]:
         async with owner_transaction(self.pool, self.fence) as tx:

@@ -160,6 +160,20 @@ async def test_a_run_past_its_deadline_is_skipped_and_one_at_it_is_not(owned: Ow
     assert await reason_of(owned, run_id) == ("run_skipped", "start deadline")
 
 
+async def test_only_waiting_runs_past_their_deadline_are_found_those_first_that_have_been_for_longest(
+    owned: OwnedPartition,
+) -> None:
+    [started] = await owned.runs(1, policies=DEADLINE)
+    await owned.lease(started)
+    await owned.runs(1)
+    [later_one] = await owned.runs(1, due_at=later(5), policies=DEADLINE)
+    [sooner] = await owned.runs(1, policies=DEADLINE)
+    assert await owned.find_late(now=later(10)) == []
+    assert await owned.find_late(now=later(15)) == [sooner]
+    assert await owned.find_late(now=later(16)) == [sooner, later_one]
+    assert await owned.find_late(1, now=later(16)) == [sooner]
+
+
 async def test_the_deadline_counts_from_the_due_time_with_its_jitter(owned: OwnedPartition) -> None:
     [run_id] = await owned.runs(1, due_at=later(100), next_fire_at=NOW, policies=DEADLINE)
     assert await owned.skip_late(run_id, now=later(110)) == []

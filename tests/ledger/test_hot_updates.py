@@ -7,10 +7,12 @@ from uuid import UUID
 import pytest
 from psycopg import sql
 
+from ledger.admissions import FIND_LATE
 from ledger.advances import Advance, advance_jobs
 from ledger.completions import COMPLETE_RUNS, END_REPLACED, EXPIRE_LEASES, FAIL_RUNS, Completion
 from ledger.connection import Connection, session
 from ledger.fence import api_transaction, owner_transaction
+from ledger.jobs import Policies
 from ledger.leases import EXTEND_LEASES, LEASE_GATED_RUNS, LEASE_RUNS, RELEASE_RUNS, Beat, HeldLease, extend_leases
 from schemas.ids import run_id_for
 from tests.ledger.owned_partition import NOW, OwnedPartition, later
@@ -27,9 +29,10 @@ async def updates_of(table: str, conn: Connection) -> tuple[int, int, int]:
     return row[0], row[1], row[2]
 
 
-async def test_leases_heartbeats_and_releases_touch_no_index(owned: OwnedPartition) -> None:
+@pytest.mark.parametrize("deadline_s", [None, 600.0])
+async def test_leases_heartbeats_and_releases_touch_no_index(owned: OwnedPartition, deadline_s: float | None) -> None:
     """A page has room for a few versions of its rows, and the next update prunes what nobody sees any more."""
-    run_ids = await owned.runs(20, max_attempts=100)
+    run_ids = await owned.runs(20, max_attempts=100, policies=Policies(start_deadline_s=deadline_s))
     # One session for all: statistics are kept by each until it flushes them.
     async with session(owned.pool) as conn:
         await conn.execute("VACUUM runs")
@@ -92,7 +95,7 @@ async def test_finishing_updates_nothing(owned: OwnedPartition) -> None:
 
 async def test_no_index_covers_a_column_that_lease_heartbeat_or_finish_changes(owned: OwnedPartition) -> None:
     changed = {"state", "version", "attempt", "lease_token", "lease_expires_at", "worker_id", "cancel_reason"}
-    changed |= {"start_by", "attempt_ends_at", "progress"}
+    changed |= {"attempt_ends_at", "progress"}  # start_by goes when there is another due_at, which all are found by
     async with session(owned.pool) as conn:
         rows = await conn.execute("""
             SELECT a.attname FROM pg_index i, pg_attribute a
@@ -101,9 +104,10 @@ async def test_no_index_covers_a_column_that_lease_heartbeat_or_finish_changes(o
         assert not changed & {row[0] for row in await rows.fetchall()}
         partial = await conn.execute("""
             SELECT pg_get_expr(indpred, indrelid), indexprs FROM pg_index
-            WHERE indrelid = 'runs'::regclass AND (indpred IS NOT NULL OR indexprs IS NOT NULL)
+            WHERE indrelid = 'runs'::regclass AND (indpred IS NOT NULL OR indexprs IS NOT NULL) ORDER BY 1
         """)
-        assert await partial.fetchall() == [("(rate_version IS NOT NULL)", None)]  # set when a run is made or moved
+        # The one is set when a run is made or moved, the other when it is made.
+        assert await partial.fetchall() == [("(rate_version IS NOT NULL)", None), ("(start_by IS NOT NULL)", None)]
 
 
 STATEMENTS = {
@@ -132,6 +136,19 @@ async def test_every_statement_about_runs_goes_by_the_primary_key(owned: OwnedPa
     # runs s: whether it is the turn of a run that goes in turn; asked of no other, and locks nothing.
     allowed = ("runs_pkey", "jobs_pkey", "job_slots_pkey", "runs_by_partition on runs s")
     assert all(any(name in line for name in allowed) for line in scans), "\n".join(lines)
+
+
+async def test_runs_that_are_too_late_to_start_are_found_without_looking_at_the_others(owned: OwnedPartition) -> None:
+    """However many wait: an owner looks every half minute."""
+    await owned.runs(300)
+    await owned.runs(5, policies=Policies(start_deadline_s=10.0))
+    parameters = {"partition": owned.fence.partition, "limit": 500, "now": later(11)}
+    async with session(owned.pool) as conn:
+        await conn.execute("ANALYZE runs")
+        explained = await conn.execute(sql.SQL("EXPLAIN (ANALYZE, FORMAT JSON) " + FIND_LATE), parameters)
+        [[[plan]]] = await explained.fetchall()
+    [scan] = plan["Plan"]["Plans"]
+    assert (scan["Index Name"], scan["Actual Rows"], scan["Rows Removed by Filter"]) == ("runs_by_deadline", 5, 0)
 
 
 def parameters_for(run_ids: list[UUID]) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from streams.partition_memory import (
     PartitionMemory,
 )
 from streams.timers import Waiting
+from streams.timing_state import TimingState
 from tests.streams.timing_events import START_US, gone, job_event, job_id, leased, occurrence, scheduled
 
 MAIL = Waiting("acme", "mail", "normal")
+MINUTE_US = 60_000_000
 
 
 @pytest.fixture
@@ -208,7 +211,108 @@ def test_a_hinted_run_that_nobody_leases_is_hinted_again_ever_more_rarely(memory
         assert memory.hint_again(ids, now_us).runs == {MAIL: [run_id.bytes]}
     assert pauses[0] == REHINT_AFTER_US
     assert pauses == sorted(pauses)
-    assert pauses[-1] == REHINT_AT_MOST_EVERY_US
+    assert REHINT_AT_MOST_EVERY_US * 3 / 4 <= pauses[-1] <= REHINT_AT_MOST_EVERY_US + 100_000
+
+
+def hinted_since(memory: PartitionMemory, now_us: int, until_us: int) -> Counter[bytes]:
+    """How often each run is hinted again, by a sweep a second of a ledger that knows no more."""
+    hinted: Counter[bytes] = Counter()
+    while now_us < until_us:
+        now_us += 1_000_000
+        memory.look_round(now_us)
+        while ids := memory.pop_unleased(now_us):
+            for run_ids in memory.hint_again(ids, now_us).runs.values():
+                hinted.update(run_ids)
+    return hinted
+
+
+def test_of_a_queue_that_nobody_works_on_one_run_is_hinted_every_minute_and_the_others_every_hour(
+    memory: PartitionMemory,
+) -> None:
+    mail, reports = [uuid4() for _ in range(50)], uuid4()
+    memory.fold([scheduled(run_id, 1, START_US) for run_id in mail])
+    memory.fold([scheduled(reports, 1, START_US)._replace(queue="reports")])
+    memory.load(START_US)
+    memory.pop_due(START_US)
+    first_hour = hinted_since(memory, START_US, START_US + 60 * MINUTE_US)
+    assert first_hour.keys() == {run_id.bytes for run_id in (*mail, reports)}
+    day = hinted_since(memory, START_US + 60 * MINUTE_US, START_US + 24 * 60 * MINUTE_US)
+    assert 23 * 60 - 1 <= day.pop(reports.bytes) <= 23 * 80 + 1
+    assert 23 * 60 - 1 <= day.total() <= 23 * (80 + len(mail) * 4 / 3) + 1
+    assert len(day) == len(mail)
+
+
+def test_when_the_run_that_speaks_for_a_queue_is_leased_another_one_does(memory: PartitionMemory) -> None:
+    waiting = [uuid4().bytes for _ in range(5)]
+    memory.fold([scheduled(UUID(bytes=run_id), 1, START_US) for run_id in waiting])
+    memory.load(START_US)
+    memory.pop_due(START_US)
+    now_us = START_US + 10 * MINUTE_US
+    hinted_since(memory, START_US, now_us)
+    for _ in range(3):
+        [speaker] = memory._speakers.values()
+        memory.fold([leased(UUID(bytes=speaker), 2, now_us)])
+        now_us += 60 * MINUTE_US
+        hinted_since(memory, now_us - 60 * MINUTE_US, now_us)
+        assert hinted_since(memory, now_us, now_us + 10 * MINUTE_US).total() >= 10
+        now_us += 10 * MINUTE_US
+
+
+def test_who_speaks_for_a_queue_that_is_empty_by_now_is_forgotten(
+    memory: PartitionMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_memory, "_SPEAKERS_AT_LEAST", 3)
+    now_us = START_US
+    for number in range(20):
+        run_id = uuid4()
+        memory.fold([scheduled(run_id, 1, now_us)._replace(queue=f"queue-{number}")])
+        memory.load(now_us)
+        memory.pop_due(now_us)
+        hinted_since(memory, now_us, now_us + 3 * MINUTE_US)
+        memory.fold([leased(run_id, 2, now_us)])
+        now_us += 3 * MINUTE_US
+    assert 0 < len(memory._speakers) <= 4
+
+
+def test_a_backlog_leaves_room_under_watch_to_what_has_just_come_due(
+    memory: PartitionMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_memory, "WATCHED_LIMIT", 20)
+    monkeypatch.setattr(partition_memory, "LONG_WATCHED_LIMIT", 10)
+    old_us = START_US - 10 * MINUTE_US
+    memory.fold([scheduled(uuid4(), 1, old_us) for _ in range(100)])
+    memory.load(START_US)
+    memory.pop_due(START_US)
+    fresh = [uuid4() for _ in range(10)]
+    memory.fold([scheduled(run_id, 1, START_US)._replace(queue="reports") for run_id in fresh])
+    memory.pop_due(START_US)
+    again = memory.pop_unleased(START_US + REHINT_AFTER_US)
+    assert sorted(again) == sorted(run_id.bytes for run_id in fresh)
+
+
+def test_a_backlog_that_has_no_room_under_watch_is_not_gone_through(
+    memory: PartitionMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only once there is room for what is found."""
+    monkeypatch.setattr(partition_memory, "LONG_WATCHED_LIMIT", 10)
+    monkeypatch.setattr(partition_memory, "ROUND_LIMIT", 5)
+    backlog = [uuid4() for _ in range(100)]
+    memory.fold([scheduled(run_id, 1, START_US - 10 * MINUTE_US) for run_id in backlog])
+    memory.load(START_US)
+    memory.pop_due(START_US)
+    watched = [run_id for run_id in backlog if run_id.bytes in memory._watched]
+    pages: list[Any] = []
+
+    def due(*asked: Any) -> list[tuple[int, bytes]]:
+        pages.append(asked)
+        return TimingState.due(memory.state, *asked)
+
+    monkeypatch.setattr(memory.state, "due", due)
+    hinted_since(memory, START_US, START_US + MINUTE_US)
+    assert (len(watched), len(pages)) == (10, 0)
+    memory.fold([leased(run_id, 2, START_US) for run_id in watched[:5]])
+    hinted_since(memory, START_US + MINUTE_US, START_US + 2 * MINUTE_US)
+    assert (len(memory._watched), len(pages)) == (10, 2)  # one of those that were watched, and one of others
 
 
 def test_a_leased_run_is_not_hinted_again(memory: PartitionMemory) -> None:
