@@ -39,7 +39,7 @@ class ApiRole:
         return f"http://{self._host}:{self._socket.getsockname()[1]}"
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop`; then answer who waits, finish what is under way, and return."""
+        """Serve until `stop` and through the notice after it; then answer who waits, finish what is under way."""
         with self._socket:
             api = Api(self._shards, self._settings)
             async with api.running():
@@ -64,6 +64,8 @@ class ApiRole:
         self.ready.set()
         try:
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            api.leave()
+            await asyncio.wait({serving}, timeout=self._settings.notice_s)
         finally:
             stopping.cancel()
             api.leases.close()

@@ -70,6 +70,8 @@ class ApiSettings:
     look_every_s: how often a queue that is waited on is looked at for what no hint told, drawn from this range.
     idle_s: how long the threads that hear of Kafka wait for nothing at a time; a stop may take as long.
     shed_at: how much must be in hand for calls of each class to be shed.
+    hints_within_s: for how long after its start the process may be not ready since it does not hear hints yet.
+    notice_s: how long the process goes on serving once it was told to stop, and says that it is not ready any more.
     """
 
     bootstrap: str
@@ -83,6 +85,8 @@ class ApiSettings:
     look_every_s: tuple[float, float] = (1.0, 2.0)
     idle_s: float = 0.5
     shed_at: ShedAt = field(default_factory=ShedAt)
+    hints_within_s: float = 5.0
+    notice_s: float = 0.0
 
 
 class Api:
@@ -91,6 +95,7 @@ class Api:
     def __init__(self, shards: Shards, settings: ApiSettings) -> None:
         bootstrap, codec, kafka, idle_s = settings.bootstrap, settings.codec, settings.kafka_config, settings.idle_s
         self._shards = shards
+        self._leaving = asyncio.Event()
         self.metrics = ApiMetrics()
         self.budgets = Budgets(settings.shed_at, self.metrics)
         self.index = ReadyIndex(on_drop=self._dropped)
@@ -135,7 +140,11 @@ class Api:
         self.doctor = Doctor(shards, self.producer, self.history, self.clocks)
         self.queries = Queries(self.history)
         self.watchdogs = Watchdogs(shards, self.history, self.clocks, self.hints.are_read, self.metrics)
-        self.health = Health(shards, self.producer, self.history, self.index, self.metrics, self.watchdogs)
+        self.health = Health(
+            shards, self.producer, self.history, self.index, self.metrics, self.watchdogs,
+            hears_hints=self.hints.positioned.is_set, hints_within_s=settings.hints_within_s,
+            is_leaving=self._leaving.is_set,
+        )  # fmt: skip
 
     async def _add_shard(self, number: int, pool: Pool) -> None:
         """What is there for each shard, for one that is added while the API runs."""
@@ -156,6 +165,10 @@ class Api:
         """Runs that the index had no room for."""
         self.metrics.ready_index_dropped.inc(count)
         self.poll.doubt(queue)
+
+    def leave(self) -> None:
+        """Say that the process will stop: /readyz answers 503, and every answer closes its connection."""
+        self._leaving.set()
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
@@ -267,6 +280,7 @@ class Api:
             authenticator=self.authenticator,
             metrics=self.metrics,
             budget=budget or self.budgets.creates,
+            is_leaving=self._leaving.is_set,
             body_limit=limit,
             from_query=method in ("GET", "DELETE") and body is not http.NoBody,
         )

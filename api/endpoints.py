@@ -33,6 +33,8 @@ B = TypeVar("B", bound=Request)
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")  # schemas.commands.Name
 
+CLOSE = (b"connection", b"close")
+
 KIB = 1024
 SMALL_BODY = 16 * KIB
 # Room for what is too long by its own rule, so that it is told by its field (422) instead of by its size (413).
@@ -83,7 +85,10 @@ Handler = Callable[[Call[B]], Awaitable[Struct | Reply]]
 
 
 class Endpoint(Generic[B]):
-    """An ASGI application for one route and method. from_query: the body's fields come in the query string."""
+    """An ASGI application for one route and method.
+
+    is_leaving: whether the process is about to stop. from_query: the body's fields come in the query string.
+    """
 
     def __init__(
         self,
@@ -95,6 +100,7 @@ class Endpoint(Generic[B]):
         authenticator: Authenticator,
         metrics: ApiMetrics,
         budget: Budget,
+        is_leaving: Callable[[], bool],
         body_limit: int = RUN_BODY,
         from_query: bool = False,
     ) -> None:
@@ -107,6 +113,7 @@ class Endpoint(Generic[B]):
         self._roles = frozenset(roles)
         self._authenticator = authenticator
         self._budget = budget
+        self._is_leaving = is_leaving
         self._body_limit = body_limit
         self._requests = metrics.requests
         self._by_status: dict[int, Counter] = {}
@@ -119,6 +126,8 @@ class Endpoint(Generic[B]):
         except Exception as error:
             answer = _problem_reply(error)
         reply = answer if isinstance(answer, Reply) else Reply(answer)
+        if self._is_leaving():  # or the client's next call might cross with the connection's end
+            reply.headers = [*reply.headers, CLOSE]
         await send_reply(send, reply)
         self._request_ms.observe((time.perf_counter() - began) * 1000)
         self._count(reply.status)
@@ -209,7 +218,7 @@ async def _read_part(receive: Receive) -> tuple[bytes, bool]:
 
 
 def _too_large(limit: int) -> Problem:
-    return Problem(413, f"the body is larger than {limit} bytes", headers=[(b"connection", b"close")])
+    return Problem(413, f"the body is larger than {limit} bytes", headers=[CLOSE])
 
 
 def _is_json(content_type: bytes) -> bool:

@@ -3,13 +3,18 @@
 Ready means that runs can be leased and finished, which takes the ledger alone, and of its shards home, which knows the
 tokens: with Kafka, the history or another shard away the API goes on serving workers, and taking it out of a balancer
 would turn a small failure into a large one.
+
+A process that has just begun is not ready before it hears hints, or those who come from one that is replaced would
+find their runs late; nor one that is about to stop, so that nobody is sent to it any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
+import msgspec
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -27,7 +32,7 @@ from schemas.http import Readiness, encode
 
 PROBE_TIMEOUT_S = 1.0
 PROBE_EVERY_S = 1.0
-AWAY = "away"
+AWAY, READY = "away", "ready"
 
 
 class Health:
@@ -41,13 +46,20 @@ class Health:
         index: ReadyIndex,
         metrics: ApiMetrics,
         watchdogs: Watchdogs,
+        *,
+        hears_hints: Callable[[], bool],
+        hints_within_s: float,
+        is_leaving: Callable[[], bool],
     ) -> None:
+        """hints_within_s: for how long it is not ready without hints; then workers are served all the same."""
         self._shards = shards
         self._producer = producer
         self._history = history
         self._index = index
         self._metrics = metrics
         self._watchdogs = watchdogs
+        self._hears_hints, self._is_leaving = hears_hints, is_leaving
+        self._hints_until = time.monotonic() + hints_within_s
         self._probing: asyncio.Task[Readiness] | None = None
         self._probed_at = 0.0
 
@@ -55,14 +67,19 @@ class Health:
         return PlainTextResponse("ok\n")
 
     async def readyz(self, _: Request) -> Response:
-        readiness = await asyncio.shield(self._probe())
-        status = 200 if readiness.ledger != AWAY else 503
+        readiness = msgspec.structs.replace(await asyncio.shield(self._probe()), state=self._state())
+        status = 200 if readiness.ledger != AWAY and readiness.state == READY else 503
         return Response(encode(readiness), status, media_type="application/json")
 
     async def metrics(self, _: Request) -> Response:
         await self._watchdogs.look()
         self._metrics.ready_index_runs.set(len(self._index))
         return Response(self._metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    def _state(self) -> str:
+        if self._is_leaving():
+            return "leaving"
+        return READY if self._hears_hints() or time.monotonic() > self._hints_until else "starting"
 
     def _probe(self) -> asyncio.Task[Readiness]:
         now = time.monotonic()
@@ -76,7 +93,7 @@ class Health:
             asyncio.to_thread(self._producer.reachable, PROBE_TIMEOUT_S),
             self._history.reachable(PROBE_TIMEOUT_S),
         )
-        return Readiness(ledger, *("ok" if up else AWAY for up in (kafka, history)))
+        return Readiness(self._state(), ledger, *("ok" if up else AWAY for up in (kafka, history)))
 
     async def _look_at_shards(self) -> str:
         pools = self._shards.pools

@@ -155,7 +155,7 @@ class ReadyHints:
                 log.warning("the ready topic is not to be had: %s", error)
                 partitions = {}
             if partitions:
-                consumer.assign([TopicPartition(self._topic, each, OFFSET_END) for each in partitions])
+                consumer.assign(_ends(consumer, [TopicPartition(self._topic, each, OFFSET_END) for each in partitions]))
                 self.positioned.set()
                 return
             self._stopping.wait(0.5)
@@ -220,6 +220,16 @@ class ReadyHints:
                 self._metrics.hint_lag_ms.observe(hint.lag_ms)
             if hint.until_us is not None:
                 self._metrics.hint_late_ms.observe(max(0, hint.read_us - hint.until_us) / 1000)
+
+
+def _ends(consumer: Consumer, latest: list[TopicPartition]) -> list[TopicPartition]:
+    """Where each partition ends now; of one whose leader does not tell, where it will once the first fetch is sent."""
+    try:
+        told = consumer.offsets_for_times(latest, timeout=_PROBE_TIMEOUT_S)
+    except KafkaException as error:
+        log.warning("the ready topic's ends are not to be had: %s", error)
+        return latest
+    return [TopicPartition(end.topic, end.partition, OFFSET_END if end.error else end.offset) for end in told]
 
 
 def _next_records(consumer: Consumer, within_s: float) -> list[Message]:

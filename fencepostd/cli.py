@@ -366,8 +366,16 @@ def shedding_options(command: Command) -> Command:
 @role_options
 @click.option("--history-url", required=True, envvar="FENCEPOST_HISTORY_URL", help="Where the history role answers.")
 @shedding_options
+@click.option(
+    "--notice-seconds",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    envvar="FENCEPOST_NOTICE_SECONDS",
+    show_default=True,
+    help="How long it serves on after SIGTERM while /readyz answers 503: until every balancer has seen that.",
+)
 @refusals
-def api(history_url: str, **options: Any) -> None:
+def api(history_url: str, notice_seconds: float, **options: Any) -> None:
     """Serve the lease, job and query API over HTTP. Run as many as you like, behind any balancer.
 
     Under stress a process sheds reads first, then creates, outcomes, and leases last; see docs/operating.md, Overload.
@@ -376,7 +384,8 @@ def api(history_url: str, **options: Any) -> None:
         shed_at = ShedAt(**{name: options.pop(f"shed_{name}_at") for name in dataclasses.asdict(ShedAt())})
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    roles.run_until_signalled(lambda stop: roles.run_api(_settings(**options), history_url, stop, shed_at))
+    settings = _settings(**options)
+    roles.run_until_signalled(lambda stop: roles.run_api(settings, history_url, stop, shed_at, notice_seconds))
 
 
 @main.group()

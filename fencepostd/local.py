@@ -106,13 +106,16 @@ class Local:
         partitions: int = 16,
         owners: int = 2,
         apis: int = 1,
+        relays: int = 1,
+        notice_s: float = 0.0,
     ) -> None:
+        """notice_s: of the APIs, for a balancer before them."""
         self.state, self._say, self._partitions = state.resolve(), say, partitions
         self._owners = [f"streams-{number}" for number in range(owners)]
         self.stack = LocalStack(
             self.state, kafka=kafka, postgres=postgres, shards=shards, standby=standby, say=say, init=self._init
         )
-        for role in self._roles(apis):
+        for role in self._roles(apis, relays, notice_s):
             self.stack.add_role(role)
 
     def up(self) -> None:
@@ -168,14 +171,13 @@ class Local:
     async def _token_is_good(self, conn: Connection) -> bool:
         return self._token_file.exists() and await find_token(conn, self.token) is not None
 
-    def _roles(self, apis: int) -> list[RoleSpec]:
+    def _roles(self, apis: int, relays: int, notice_s: float) -> list[RoleSpec]:
         history = self._role("history")
+        relaying = [self._role(name, "relay") for name in names_of("relay", relays)]
         streams = [self._role(owner, "streams", "--name", owner) for owner in self._owners]
-        names = ["api"] + [f"api-{number}" for number in range(1, apis)]
-        ready = [
-            self._role(name, "api", "--history-url", f"http://127.0.0.1:{history.port}", ready=True) for name in names
-        ]
-        return [history, self._role("relay"), *streams, *ready]
+        options = ["--history-url", f"http://127.0.0.1:{history.port}", "--notice-seconds", str(notice_s)]
+        ready = [self._role(name, "api", *options, ready=True) for name in names_of("api", apis)]
+        return [history, *relaying, *streams, *ready]
 
     def _role(self, name: str, command: str | None = None, *options: str, ready: bool = False) -> RoleSpec:
         port = self.stack.port_for(name)
@@ -193,6 +195,11 @@ class Local:
             health_url=f"http://127.0.0.1:{port}/{'readyz' if ready else 'healthz'}",
             port=port,
         )
+
+
+def names_of(role: str, count: int) -> list[str]:
+    """What its processes are called."""
+    return [role] + [f"{role}-{number}" for number in range(1, count)]
 
 
 def _health(port: int) -> dict[str, Any]:

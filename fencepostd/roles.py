@@ -48,7 +48,8 @@ async def run_streams(settings: Settings, name: str, stop: Stop) -> None:
     def health() -> dict[str, Any]:
         return {"partitions": ownership.partitions()}
 
-    await _together(stop, role.run(stop, ownership), serve_health(settings.host, settings.port, health, stop))
+    serving = serve_health(settings.host, settings.port, health, ownership.is_settled, stop)
+    await _together(stop, role.run(stop, ownership), serving)
 
 
 async def run_relay(settings: Settings, stop: Stop, jobs_kept: timedelta = JOBS_KEPT) -> None:
@@ -60,6 +61,9 @@ async def run_relay(settings: Settings, stop: Stop, jobs_kept: timedelta = JOBS_
 
     def health() -> dict[str, Any]:
         return {"active": [shard for shard, relay in relays.items() if relay.active.is_set()]}
+
+    def is_ready() -> bool:
+        return bool(relays) and all(relay.in_place.is_set() for relay in relays.values())
 
     def of_shard(shard: int, dsn: str) -> Works:
         relays[shard] = OutboxRelay(dsn, settings.bootstrap, settings.topics, settings.codec(), shard=str(shard))
@@ -75,7 +79,7 @@ async def run_relay(settings: Settings, stop: Stop, jobs_kept: timedelta = JOBS_
         await _all(tasks)
 
     moves = end_abandoned_moves(settings.dsn, stop)
-    await _together(stop, relay_all(), moves, serve_health(settings.host, settings.port, health, stop))
+    await _together(stop, relay_all(), moves, serve_health(settings.host, settings.port, health, is_ready, stop))
 
 
 async def run_history(settings: Settings, stop: Stop) -> None:
@@ -86,8 +90,8 @@ async def run_history(settings: Settings, stop: Stop) -> None:
     await role.run(stop)
 
 
-async def run_api(settings: Settings, history_url: str, stop: Stop, shed_at: ShedAt) -> None:
-    """Serve HTTP."""
+async def run_api(settings: Settings, history_url: str, stop: Stop, shed_at: ShedAt, notice_s: float = 0.0) -> None:
+    """Serve HTTP. notice_s: for how long after `stop` too, so that balancers have the time to notice."""
     api = ApiSettings(
         bootstrap=settings.bootstrap,
         commands_topic=settings.topics.commands,
@@ -95,6 +99,7 @@ async def run_api(settings: Settings, history_url: str, stop: Stop, shed_at: She
         codec=settings.codec(),
         history_url=history_url,
         shed_at=shed_at,
+        notice_s=notice_s,
     )
     async with open_shards(settings.dsn, size=API_POOL_SIZE, name="fencepost-api") as shards:
         await ApiRole(shards, settings.host, settings.port, api).run(stop)

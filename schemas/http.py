@@ -372,11 +372,13 @@ class Query(Request):
 
 
 class Readiness(Answer):
-    """GET /readyz: each part is ok or away. Only the ledger decides the status: 503 when its home is away.
+    """GET /readyz: each part is ok or away. 503 when the ledger's home is away, and while the process is not `ready`.
 
+    state: `starting` until it hears hints, for a few seconds at most; `leaving` once it was told to stop.
     ledger: `away: shard 1, 2` when those are, and home is not.
     """
 
+    state: str
     ledger: str
     kafka: str
     history: str

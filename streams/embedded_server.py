@@ -50,16 +50,26 @@ class EmbeddedServer(uvicorn.Server):
         self._stopping.set()
 
 
-async def serve_health(host: str, port: int, health: Callable[[], Mapping[str, Any]], stop: asyncio.Event) -> None:
-    """Answer /healthz (200 with what `health` says) and /metrics until `stop`, for roles with no HTTP of their own."""
+async def serve_health(
+    host: str, port: int, health: Callable[[], Mapping[str, Any]], is_ready: Callable[[], bool], stop: asyncio.Event
+) -> None:
+    """Answer /healthz, /readyz and /metrics until `stop`, for roles with no HTTP of their own.
+
+    health: what the first two say. is_ready: whether the role does its work, so that the next process of it may be
+    replaced; until then /readyz answers 503.
+    """
 
     async def healthz(_: Request) -> Response:
         return JSONResponse({"status": "ok", **health()})
 
+    async def readyz(_: Request) -> Response:
+        return JSONResponse(dict(health()), 200 if is_ready() else 503)
+
     async def metrics(_: Request) -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
-    server = EmbeddedServer(Starlette(routes=[Route("/healthz", healthz), Route("/metrics", metrics)]))
+    routes = [Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)]
+    server = EmbeddedServer(Starlette(routes=routes))
     with socket.create_server((host, port)) as listening:
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         await stop.wait()

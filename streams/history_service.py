@@ -67,6 +67,7 @@ class HistoryService:
                 Route("/runs/{run_id}", _problems(self.run), methods=["GET"]),
                 *self._explanations.routes(),
                 Route("/healthz", self.healthz, methods=["GET"]),
+                Route("/readyz", self.readyz, methods=["GET"]),
                 Route("/metrics", self.metrics, methods=["GET"]),
             ]
         )
@@ -93,6 +94,11 @@ class HistoryService:
         """How many records each partition is behind; kafka is false while the topic was never reached."""
         lag = self._projector.lag
         return _json({"status": "ok", "kafka": bool(lag), "lag": {str(key): value for key, value in lag.items()}})
+
+    async def readyz(self, _request: Request) -> Response:
+        """503 while the topic was never reached: what is answered then is as old as the store."""
+        lag = self._projector.lag
+        return _json({"kafka": bool(lag)}, 200 if lag else 503)
 
     async def metrics(self, _request: Request) -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
@@ -243,5 +249,5 @@ def _problem(status: int, detail: str, **fields: Any) -> Response:
     return Response(msgspec.json.encode(body), status, media_type="application/problem+json")
 
 
-def _json(body: Any) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
+def _json(body: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")

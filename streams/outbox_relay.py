@@ -75,6 +75,7 @@ class OutboxRelay:
         self._longest_sleep_s = frozen_after_s / 5
         self._observed = self._confirmed = float("-inf")
         self.active = asyncio.Event()  # set while this relay holds the lock
+        self.in_place = asyncio.Event()  # set while it does, or stands by for it
 
     async def run(self, stop: asyncio.Event) -> None:
         """Relay until `stop`, over every failure of Kafka and Postgres that time can mend."""
@@ -86,6 +87,7 @@ class OutboxRelay:
                 await _pause(stop, _RETRY_S)
             finally:
                 self.active.clear()
+                self.in_place.clear()
 
     async def _run_session(self, stop: asyncio.Event) -> None:
         """One session with Postgres, which is also how long the lock can be held."""
@@ -95,9 +97,11 @@ class OutboxRelay:
                 application_name=f"fencepost-relay-{self._shard}",
             ) as conn:
                 while not await try_lock_relay(conn):
+                    self.in_place.set()
                     if await _pause(stop, _STANDBY_S):
                         return
                 self.active.set()
+                self.in_place.set()
                 log.info("relaying shard %s", self._shard)
                 await self._relay(conn, stop)
 

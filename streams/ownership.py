@@ -58,7 +58,7 @@ class Ownership:
         self.read_from: Callable[[int, int], None] = lambda *_: None
         self.is_moving: Callable[[int], Awaitable[bool]] = _stays
         self._wanted: set[int] = set()
-        self._has_left = False
+        self._is_assigned = self._has_left = False
         self._owners: dict[int, PartitionOwner] = {}
         self._leaving: dict[int, PartitionOwner] = {}  # until another process has taken them over
         self._handed_over = asyncio.Event()  # all of them, since we have left
@@ -74,11 +74,15 @@ class Ownership:
         """What is owned now and is to stay, ascending."""
         return sorted(self._owners)
 
+    def is_settled(self) -> bool:
+        """Whether the group has told what should be owned, and that is owned: no partition waits for this process."""
+        return self._is_assigned and not self._has_left and self._owners.keys() == self._wanted
+
     def assign(self, partitions: Iterable[int]) -> None:
         """Own exactly these: leave the others, begin to take over the new ones, keep the rest. Not once left."""
         if self._has_left:
             return
-        self._wanted = set(partitions)
+        self._wanted, self._is_assigned = set(partitions), True
         for partition in set(self._taking) - self._wanted:
             self._taking.pop(partition).cancel()
         for partition in set(self._owners) - self._wanted:

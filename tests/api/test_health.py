@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import re
 
 import httpx
 
-from api.app import Api
+from api.app import Api, ApiSettings
 from api.metrics import MEASURES, ApiMetrics, Distribution
+from ledger.shards import Shards
 from tests.api.conftest import Caller
 from tests.api.owner import Owner
 
@@ -17,11 +20,32 @@ def anonymous(api: Api) -> httpx.AsyncClient:
 
 
 async def test_health_and_readiness_need_no_token(api: Api) -> None:
+    assert await asyncio.to_thread(api.hints.positioned.wait, 10)
     async with anonymous(api) as client:
         assert (await client.get("/healthz")).status_code == 200
         ready = await client.get("/readyz")
     assert ready.status_code == 200  # without a history dispatch goes on
-    assert ready.json() == {"ledger": "ok", "kafka": "ok", "history": "away"}
+    assert ready.json() == {"state": "ready", "ledger": "ok", "kafka": "ok", "history": "away"}
+
+
+async def test_a_process_that_does_not_hear_hints_yet_is_not_ready_for_a_while(
+    shards: Shards, settings: ApiSettings
+) -> None:
+    async with anonymous(Api(shards, settings)) as client:
+        ready = await client.get("/readyz")
+        assert (ready.status_code, ready.json()["state"]) == (503, "starting")
+    async with anonymous(Api(shards, dataclasses.replace(settings, hints_within_s=0))) as client:
+        ready = await client.get("/readyz")
+        assert (ready.status_code, ready.json()["state"]) == (200, "ready")
+
+
+async def test_a_process_that_is_about_to_stop_is_not_ready_and_serves_on(api: Api, worker: Caller) -> None:
+    api.leave()
+    async with anonymous(api) as client:
+        ready = await client.get("/readyz")
+        assert (ready.status_code, ready.json()["state"]) == (503, "leaving")
+        assert (await client.get("/healthz")).status_code == 200
+    assert await worker.lease() == []
 
 
 async def test_metrics_count_answers_by_route_and_status(api: Api, worker: Caller, owner: Owner) -> None:

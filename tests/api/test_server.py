@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -30,6 +31,12 @@ from tests.ledger_fixtures import PARTITIONS
 async def served(shards: Shards, ledger_pool: Pool, settings: ApiSettings) -> AsyncIterator[Served]:
     async with serving(shards, ledger_pool, settings) as served:
         yield served
+
+
+async def until_it_leaves(client: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(10):
+        while (await client.get("/readyz")).json()["state"] != "leaving":
+            pass  # each look is a call of its own
 
 
 async def run_state(pool: Pool, run_id: UUID) -> tuple[str, int, int]:
@@ -153,6 +160,29 @@ async def test_a_stop_answers_who_waits_and_finishes_what_is_under_way(
     assert (await complete).status_code == 200
     async with session(ledger_pool) as conn:
         assert await read_run(conn, run_id) is None
+
+
+async def test_an_answer_at_the_stop_says_that_its_connection_is_closed(served: Served) -> None:
+    """Else the worker's next call, which follows at once, may cross with the end of the connection."""
+    poll = asyncio.create_task(served.post("/v1/queues/mail/lease", {"workerId": "w", "max": 1, "waitSeconds": 20}))
+    await served.until("fencepost_api_long_polls_waiting", 1)
+    served.stop.set()
+    answer = await poll
+    assert (answer.json()["runs"], answer.headers["connection"]) == ([], "close")
+
+
+async def test_a_process_that_is_told_to_stop_gives_balancers_notice(
+    shards: Shards, ledger_pool: Pool, settings: ApiSettings, owner: Owner
+) -> None:
+    async with serving(shards, ledger_pool, dataclasses.replace(settings, notice_s=5)) as served:
+        served.stop.set()
+        await until_it_leaves(served.client)
+        poll = asyncio.create_task(served.lease(waitSeconds=20))
+        [run_id] = await owner.make_due()
+        [run] = await poll  # on a new connection, which waits as ever
+        answer = await served.post(f"/v1/runs/{run_id}/complete", {"leaseToken": run["leaseToken"]})
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        assert await served.lease(waitSeconds=20) == []  # until the notice is over
 
 
 async def test_a_takeover_in_between_costs_a_lease_nothing_but_a_moment(

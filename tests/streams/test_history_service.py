@@ -173,6 +173,20 @@ async def test_health_tells_the_lag_of_each_partition(client: httpx.AsyncClient)
         while (health := (await client.get("/healthz")).json())["lag"].get("1") != 0:  # noqa: ASYNC110 - polled
             await asyncio.sleep(0.05)
     assert health == {"status": "ok", "kafka": True, "lag": {"0": 0, "1": 0, "2": 0, "3": 0}}
+    assert (await client.get("/readyz")).status_code == 200
+
+
+async def test_a_history_that_never_reached_kafka_answers_and_is_not_ready(tmp_path: Path) -> None:
+    role, stop = (
+        HistoryRole("127.0.0.1:1", Topics(), Codec(), tmp_path / "history.duckdb", "127.0.0.1", 0),
+        asyncio.Event(),
+    )
+    running = asyncio.create_task(role.run(stop))
+    async with asyncio.timeout(DEADLINE_S), httpx.AsyncClient(base_url=role.url) as client:
+        assert (await client.get("/healthz")).json()["kafka"] is False
+        assert (await client.get("/readyz")).status_code == 503
+        stop.set()
+        await running
 
 
 async def test_metrics_are_prometheus_text(client: httpx.AsyncClient) -> None:

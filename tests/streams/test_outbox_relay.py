@@ -193,6 +193,8 @@ async def test_one_relay_works_and_the_other_stands_by_until_it_stops(
         async with start_relay() as second:
             await put_in_outbox(conn, runs, 1)
             await wait_until_empty(conn)
+            async with asyncio.timeout(DEADLINE_S):
+                await second.in_place.wait()
             assert not second.active.is_set()
             await first_runs.aclose()
             async with asyncio.timeout(DEADLINE_S):
@@ -343,6 +345,7 @@ async def test_a_relay_waits_for_a_ledger_that_is_away(kafka_broker: KafkaBroker
     task = asyncio.create_task(relay.run(stop))
     done, _ = await asyncio.wait({task}, timeout=1.5)
     assert not done
+    assert not relay.in_place.is_set()
     stop.set()
     async with asyncio.timeout(DEADLINE_S):
         await task

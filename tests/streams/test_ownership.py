@@ -86,6 +86,18 @@ async def test_what_is_assigned_is_taken_over_and_read_from_the_ledger_s_offset(
     assert await owned.next_offsets(0) == {0: 40, 2: 42}
 
 
+async def test_a_process_is_settled_once_it_owns_all_that_it_was_assigned(owned: Ownership) -> None:
+    assert not owned.is_settled()  # the group has not told yet
+    owned.assign([0, 2])
+    assert not owned.is_settled()
+    await until(lambda: owned.partitions() == [0, 2])
+    assert owned.is_settled()
+    owned.assign([])
+    assert owned.is_settled()  # one of more processes than partitions has nothing to do
+    await owned.close()
+    assert not owned.is_settled()
+
+
 async def test_what_stays_is_not_taken_again_and_what_nobody_else_takes_over_is_released(
     setting: OwnerSetting, owned: Ownership, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
