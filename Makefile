@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: help setup lock copies format check test simulation chaos mutants demo bench bench-lateness bench-mix bench-drain bench-enqueue \
-	bench-heartbeats bench-overload bench-takeover bench-idle bench-backlog bench-shards bench-move bench-soak bench-scale up down clean
+	bench-heartbeats bench-overload bench-takeover bench-idle bench-backlog bench-shards bench-move bench-deploy bench-soak bench-scale up down clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -103,6 +103,9 @@ bench-shards: setup  ## CPU time of a run with 1, 2 and 4 shards, owners and API
 
 bench-move: setup  ## partitions move to a new shard at 1,000 runs/s: lateness, calls that fail, how long they stand still
 	python -m bench.move $(BENCH)
+
+bench-deploy: setup  ## every role is restarted in turn at 200 runs/s: lateness, calls that fail, leases that last
+	python -m bench.deploy $(BENCH)
 
 bench-soak: setup  ## an hour at 70 % of this machine's CPU time: does anything grow?
 	python -m bench.soak $(BENCH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import httpx
 
@@ -10,12 +11,12 @@ import httpx
 class FailedCalls(httpx.AsyncHTTPTransport):
     """Sends requests as ever, and notes those that get no answer or one that is no success, and such items of one.
 
-    Of one client: closed with it. seen: where they are noted.
+    Of one client: closed with it. note: is told of each.
     """
 
-    def __init__(self, seen: list[str]) -> None:
-        super().__init__()
-        self._seen = seen
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__(limits=httpx.Limits(max_connections=100, keepalive_expiry=30))  # the SDK's own
+        self._note = note
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
@@ -23,11 +24,13 @@ class FailedCalls(httpx.AsyncHTTPTransport):
             response = await super().handle_async_request(request)
             content = await response.aread()
         except httpx.TransportError as error:
-            self._seen.append(f"{path}: {error!r}")
+            self._note(f"{path}: {error!r}")
             raise
         if not response.is_success:
-            self._seen.append(f"{path}: {response.status_code} {response.text}")
+            self._note(f"{path}: {response.status_code} {response.text}")
         elif content.count(b'"status":200') < content.count(b'"status":'):
             items = json.loads(content).get("results", ())
-            self._seen += [f"{path}: {item}" for item in items if item["status"] != 200]
+            for item in items:
+                if item["status"] != 200:
+                    self._note(f"{path}: {item}")
         return response

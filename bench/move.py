@@ -24,7 +24,7 @@ import click
 from bench.cluster import cluster, report, say, wait_until
 from bench.compare import Figures
 from bench.soak import QUEUE, Load
-from bench.steady_worker import SteadyWorker, steady_worker
+from bench.steady_worker import steady_worker
 from connectors.stack import PostgresServer, default_cache_dir
 from fencepostd.local import Local
 
@@ -37,13 +37,13 @@ def measure(local: Local, new_dsn: str, rate: float, moves: int, period_s: int, 
     load = Load(local, period_s)
     with steady_worker(local, QUEUE) as worker:
         load.raise_to(rate)
-        watched(worker, "warm-up", time.monotonic() + watch_s)
-        before = watched(worker, "before", time.monotonic() + watch_s)
+        worker.watch("warm-up", time.monotonic() + watch_s)
+        before = worker.watch("before", time.monotonic() + watch_s)
         began = time.monotonic()
         shard(local, "add", new_dsn)
         stood_still_s = [moved(local, partition) for partition in range(moves)]
-        meanwhile = watched(worker, "meanwhile", time.monotonic(), began)
-        after = watched(worker, "after", time.monotonic() + watch_s)
+        meanwhile = worker.watch("meanwhile", time.monotonic(), began)
+        after = worker.watch("after", time.monotonic() + watch_s)
         wait_until([local.stack.dsn, new_dsn], OVERDUE, 0)
     return {
         "asked for, runs/s": rate,
@@ -52,25 +52,6 @@ def measure(local: Local, new_dsn: str, rate: float, moves: int, period_s: int, 
         **after,
         "moved, partitions": float(moves),
         "stood still max, s": max(stood_still_s),
-    }
-
-
-def watched(worker: SteadyWorker, when: str, until: float, since: float | None = None) -> Figures:
-    """What the worker sees until an instant of the monotonic clock; since: of its last look, now unless told."""
-    since = since or time.monotonic()
-    time.sleep(max(0.0, until - time.monotonic()))
-    seen, now = worker.look(), time.monotonic()
-    for failure in seen.failed:
-        say(f"{when}: {failure}")
-    late = seen.lateness_ms or [float("nan")]
-    return {
-        f"{when}: seconds, s": now - since,
-        f"{when}: started, runs/s": len(seen.lateness_ms) / (now - since),
-        **{
-            f"{when}: lateness {name}, ms": late[int(at * (len(late) - 1))]
-            for name, at in (("min", 0.0), ("p50", 0.5), ("p99", 0.99), ("max", 1.0))
-        },
-        f"{when}: failed, calls": float(len(seen.failed)),
     }
 
 

@@ -12,13 +12,16 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 import uvloop
 
+from bench.cluster import say
+from bench.compare import Figures
 from bench.failed_calls import FailedCalls
 from fencepost import FencepostClient, RunContext, Worker
 from fencepostd.local import Local
@@ -31,6 +34,29 @@ class Seen(NamedTuple):
 
     lateness_ms: list[float]
     failed: list[str]
+
+    def figures(self, when: str, seconds: float) -> Figures:
+        """Of what was seen in so many seconds; what failed is told, too."""
+        for failure in self.failed:
+            say(f"{when}: {failure}")
+        late = self.lateness_ms or [float("nan")]
+        return {
+            f"{when}: seconds, s": seconds,
+            f"{when}: started, runs/s": len(self.lateness_ms) / seconds,
+            **{
+                f"{when}: lateness {name}, ms": late[int(at * (len(late) - 1))]
+                for name, at in (("min", 0.0), ("p50", 0.5), ("p99", 0.99), ("max", 1.0))
+            },
+            f"{when}: failed, calls": float(len(self.failed)),
+        }
+
+
+def together(parts: Iterable[Seen]) -> Seen:
+    """What was seen one after the other."""
+    parts = list(parts)
+    return Seen(
+        sorted(ms for part in parts for ms in part.lateness_ms), [each for part in parts for each in part.failed]
+    )
 
 
 class SteadyWorker:
@@ -51,11 +77,18 @@ class SteadyWorker:
         told = json.loads(self._answer.readline())
         return Seen(sorted(told["lateness_ms"]), told["failed"])
 
+    def watch(self, when: str, until: float, since: float | None = None) -> Figures:
+        """What is seen until an instant of the monotonic clock; since: of the last look, now unless told."""
+        since = since or time.monotonic()
+        time.sleep(max(0.0, until - time.monotonic()))
+        seen, now = self.look(), time.monotonic()
+        return seen.figures(when, now - since)
+
 
 @contextmanager
-def steady_worker(local: Local, queue: str) -> Iterator[SteadyWorker]:
-    """Working meanwhile; drained at the end."""
-    command = [sys.executable, "-m", "bench.steady_worker", local.url, local.token, queue, str(SLOTS)]
+def steady_worker(local: Local, queue: str, url: str | None = None) -> Iterator[SteadyWorker]:
+    """Working meanwhile; drained at the end. url: the API's, unless it is the local one."""
+    command = [sys.executable, "-m", "bench.steady_worker", url or local.url, local.token, queue, str(SLOTS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield SteadyWorker(process)  # leaving closes its input
 
@@ -74,7 +107,7 @@ async def work(url: str, token: str, queue: str, slots: int) -> None:
             failed.clear()
             print(told, flush=True)
 
-    async with FencepostClient(url, token, transport=FailedCalls(failed)) as client:
+    async with FencepostClient(url, token, transport=FailedCalls(failed.append)) as client:
         worker = Worker(client, queue, handler, slots=slots)
         working = asyncio.create_task(worker.run())
         await tell()

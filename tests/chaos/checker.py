@@ -99,6 +99,16 @@ def check(history: History) -> Report:
     )
 
 
+def lateness_s(history: History, *, since: datetime | None = None, until: datetime | None = None) -> list[float]:
+    """Of the first lease of each run that was due within, least first."""
+    first = (leases[0] for leases in _leases(Lives(history)) if leases)
+    return sorted(
+        (lease.at - due_of(lease)).total_seconds()
+        for lease in first
+        if (since is None or due_of(lease) >= since) and (until is None or due_of(lease) < until)
+    )
+
+
 def due_of(lease: TopicEvent) -> datetime:
     """When a leased run was due. A lease without it is as early as can be."""
     return lease.due_at or datetime.max.replace(tzinfo=lease.at.tzinfo)

@@ -12,13 +12,16 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psycopg
 
+from bench.balancer import Balancer
+from bench.rolling_restart import in_order, restart
 from connectors.stack.part import Part
-from fencepostd.local import Local
-from tests.chaos.history import WorkerEntry, read_worker_log
+from fencepostd.local import Local, names_of
+from tests.chaos.history import EntryKind, WorkerEntry, read_worker_log
 from tests.chaos.observations import EpochWatch
 from tests.chaos.ownerless import Stop
 from tests.chaos.timeline import Timeline
@@ -75,6 +78,9 @@ class WorkerProcess:
         self._entries += news
         return self._entries
 
+    def entries_of(self, kind: EntryKind) -> list[WorkerEntry]:
+        return [entry for entry in self.entries() if entry.kind == kind]
+
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         self._process.kill()
@@ -106,14 +112,15 @@ class WorkerProcess:
 class Cluster:
     """The stack of one state folder. It outlives trials, and is made whole again between them.
 
-    standby: Postgres has one.
+    options: those of Local, for instance standby or relays. Before several APIs there is a balancer.
     """
 
-    def __init__(self, state: Path, *, standby: bool = False) -> None:
+    def __init__(self, state: Path, *, apis: int = 1, **options: Any) -> None:
         self.state = state
         self.timeline = Timeline("cluster")
-        self.local = Local(state, self._say, standby=standby)
+        self.local = Local(state, self._say, apis=apis, **options)
         self.stack = self.local.stack
+        self._balancer = Balancer([self.port(name) for name in names_of("api", apis)]) if apis > 1 else None
         self.stops: list[Stop] = []  # of processes that were killed or frozen, in order
         self._epochs: EpochWatch | None = None
 
@@ -121,7 +128,14 @@ class Cluster:
         """Nothing is left running."""
         if self._epochs is not None:
             self._epochs.close()
+        if self._balancer is not None:
+            self._balancer.close()
         self.stack.down()
+
+    @property
+    def url(self) -> str:
+        """Where workers find the API."""
+        return self.local.url if self._balancer is None else self._balancer.url
 
     @property
     def epochs(self) -> EpochWatch:
@@ -139,6 +153,12 @@ class Cluster:
         """SIGTERM, and wait until it has ended, as before an upgrade."""
         self.timeline.note(f"SIGTERM {part}")
         Part(part, self.state).end(STOP_DEADLINE_S)
+
+    def deploy(self) -> None:
+        """Restart every role, process after process."""
+        for part in in_order(status.name for status in self.stack.status()):
+            told = restart(self.local, part)
+            self.timeline.note(f"restarted {part}: gone in {told.ended_s:.1f} s, ready {told.began_s:.1f} s later")
 
     def start_part(self, part: str) -> None:
         """Start again what was killed or stopped; returns once it says that it is ready."""

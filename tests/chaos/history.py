@@ -15,14 +15,15 @@ import msgspec
 
 from fencepost.verification.events import Event, RunEvent
 
-EntryKind = Literal["leased", "started", "finished", "stopped", "answered"]
+EntryKind = Literal["leased", "started", "finished", "stopped", "answered", "failed"]
 
 
 class WorkerEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of a worker's log.
 
     leased: the run came with this token; attempt, due_at and expires_at are the answer's. started, finished: the
-    handler. stopped: the handler was cancelled. answered: status is what a completion got.
+    handler. stopped: the handler was cancelled. answered: status is what a completion got. failed: a call, of no run,
+    of which the SDK makes no more than a wait; detail tells what came of it.
     """
 
     kind: EntryKind
@@ -34,6 +35,7 @@ class WorkerEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     due_at: datetime | None = None
     expires_at: datetime | None = None
     status: int = 0
+    detail: str = ""
 
 
 def read_worker_log(path: Path, offset: int = 0) -> tuple[list[WorkerEntry], int]:

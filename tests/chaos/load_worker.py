@@ -60,7 +60,7 @@ async def main(path: str, queue: str, name: str, visibility_s: str) -> None:
         if context.attempt <= work.fails:
             log.note("started", context.run_id, context.lease_token)
             raise FailedOnPurpose
-        await handle(log, context.run_id, context.lease_token, work.work_s)
+        await handle(log, context.run_id, context.lease_token, asyncio.sleep(work.work_s))
 
     terms: dict[str, Any] = {
         "slots": SLOTS,

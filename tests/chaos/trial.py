@@ -47,6 +47,7 @@ class Trial:
         self.cluster, self._folder = cluster, folder
         self.timeline = cluster.timeline = Timeline(title)
         self.queue = f"chaos-{uuid4().hex[:8]}"
+        self._lasting = f"{self.queue}-lasting"
         self.workers: list[WorkerProcess] = []
         self.one_offs: dict[str, datetime] = {}
         self.open_ended: list[UUID] = []
@@ -117,8 +118,14 @@ class Trial:
             self.producer.delete(job_id)
         self.producer.flush()
 
-    def _create_one(self, due: datetime) -> None:
-        spec = JobSpec(queue=self.queue, schedule=at(due), max_attempts=MAX_ATTEMPTS)
+    def create_lasting(self, count: int) -> None:
+        """One-offs for a lasting worker, due now."""
+        for _ in range(count):
+            self._create_one(datetime.now(UTC), self._lasting)
+        self.producer.flush()
+
+    def _create_one(self, due: datetime, queue: str | None = None) -> None:
+        spec = JobSpec(queue=queue or self.queue, schedule=at(due), max_attempts=MAX_ATTEMPTS)
         self.one_offs[str(self.producer.create_job(spec))] = due
 
     def _spread(self, count: int, lead_s: float, per_s: float) -> None:
@@ -140,8 +147,17 @@ class Trial:
         """One more worker process; returns at once."""
         terms = [str(visibility_s), str(work_s), *(["--blind"] if blind else [])]
         name = f"{self.queue}-w{len(self.workers)}"
-        local = self.cluster.local
-        worker = WorkerProcess(self._folder, local.url, local.token, self.queue, name, terms)
+        return self._add_worker(self.queue, name, terms)
+
+    def add_lasting_worker(self, *, visibility_s: float = VISIBILITY_S) -> WorkerProcess:
+        """One whose runs last until it gets SIGUSR1: those of `create_lasting`."""
+        return self._add_worker(self._lasting, f"{self._lasting}-w", [str(visibility_s)], "tests.chaos.lasting_worker")
+
+    def _add_worker(
+        self, queue: str, name: str, terms: list[str], module: str = "tests.chaos.worker_process"
+    ) -> WorkerProcess:
+        token = self.cluster.local.token
+        worker = WorkerProcess(self._folder, self.cluster.url, token, queue, name, terms, module)
         self.workers.append(worker)
         return worker
 
@@ -202,7 +218,8 @@ class Trial:
 
     def completed_in_history(self) -> int:
         """How many runs of this trial the history service has as completed; -1 while it does not answer."""
-        sql = f"SELECT count(*) FROM runs WHERE queue = '{self.queue}' AND state = 'completed'"
+        queues = f"'{self.queue}', '{self._lasting}'"
+        sql = f"SELECT count(*) FROM runs WHERE queue IN ({queues}) AND state = 'completed'"
         local = self.cluster.local
         try:
             answer: Any = httpx.post(
@@ -244,12 +261,17 @@ class Trial:
         with psycopg.connect(self.cluster.stack.dsn, autocommit=True) as conn:
             row = conn.execute(
                 """
-                SELECT %(jobs)s - (SELECT count(*) FROM jobs WHERE queue = %(queue)s),
+                SELECT %(jobs)s - (SELECT count(*) FROM jobs WHERE queue IN (%(queue)s, %(lasting)s)),
                        (SELECT count(*) FROM jobs WHERE job_id = ANY (%(open_ended)s) AND state <> 'deleted'),
-                       (SELECT count(*) FROM runs WHERE queue = %(queue)s),
+                       (SELECT count(*) FROM runs WHERE queue IN (%(queue)s, %(lasting)s)),
                        (SELECT count(*) FROM outbox)
                 """,
-                {"jobs": len(self.job_ids()), "queue": self.queue, "open_ended": self.open_ended},
+                {
+                    "jobs": len(self.job_ids()),
+                    "queue": self.queue,
+                    "lasting": self._lasting,
+                    "open_ended": self.open_ended,
+                },
             ).fetchone()
         assert row is not None
         return dict(zip(("creates", "deletes", "runs", "events"), row, strict=True))

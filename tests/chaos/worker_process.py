@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ from uuid import UUID
 
 import msgspec
 
+from bench.failed_calls import FailedCalls
 from fencepost import FencepostClient, RunContext, TryAgain, Worker
 from fencepost.models import Completion, LeaseAnswer, OutcomeAnswer
 from tests.chaos.history import EntryKind, WorkerEntry
 
 SLOTS = 50
+NO_RUN = UUID(int=0)
 
 
 class Log:
@@ -38,10 +40,11 @@ class Log:
 
 
 class RecordingClient(FencepostClient):
-    """Notes the leases that come and the answers that completions get."""
+    """Notes the leases that come, the answers that completions get, and what fails on the way."""
 
     def __init__(self, url: str, token: str, log: Log) -> None:
-        super().__init__(url, token)
+        transport = FailedCalls(lambda failure: log.note("failed", NO_RUN, 0, detail=failure))
+        super().__init__(url, token, transport=transport)
         self._log = log
 
     async def poll(self, *arguments: Any, **options: Any) -> LeaseAnswer:
@@ -58,11 +61,11 @@ class RecordingClient(FencepostClient):
         return answers
 
 
-async def handle(log: Log, run_id: UUID, token: int, work_s: float) -> None:
-    """What every handler does: note its start and its end, and take a moment in between."""
+async def handle(log: Log, run_id: UUID, token: int, work: Awaitable[object]) -> None:
+    """What every handler does: note its start and its end, and work in between."""
     log.note("started", run_id, token)
     try:
-        await asyncio.sleep(work_s)
+        await work
     except asyncio.CancelledError:
         log.note("stopped", run_id, token)
         raise
@@ -73,7 +76,7 @@ async def work(client: RecordingClient, log: Log, queue: str, name: str, visibil
     """The SDK's worker, until SIGTERM."""
 
     async def handler(context: RunContext) -> None:
-        await handle(log, context.run_id, context.lease_token, work_s)
+        await handle(log, context.run_id, context.lease_token, asyncio.sleep(work_s))
 
     await Worker(
         client, queue, handler, slots=SLOTS, visibility_s=visibility_s, worker_id=name, drain_s=2, stop_grace_s=1
@@ -87,7 +90,7 @@ async def work_blindly(
     while True:
         try:
             runs = await client.lease(queue, name, max_runs=SLOTS, visibility_s=visibility_s, wait_s=1)
-            await asyncio.gather(*(handle(log, run.run_id, run.lease_token, work_s) for run in runs))
+            await asyncio.gather(*(handle(log, run.run_id, run.lease_token, asyncio.sleep(work_s)) for run in runs))
             if runs:
                 await client.complete_many([Completion(run.run_id, run.lease_token) for run in runs])
         except TryAgain:

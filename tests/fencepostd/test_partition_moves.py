@@ -66,7 +66,9 @@ class Traffic:
         self._is_over = asyncio.Event()
 
     def client(self) -> FencepostClient:
-        return FencepostClient(self._installation.url, self._installation.token, transport=FailedCalls(self.failed))
+        return FencepostClient(
+            self._installation.url, self._installation.token, transport=FailedCalls(self.failed.append)
+        )
 
     async def create_lasting(self) -> None:
         """They run when this returns, some of every partition that will move: a job's id comes from its key."""
