@@ -235,9 +235,7 @@ def restored(postgres: str) -> None:
         fencepostd run streams …        and the others
     """
     done = asyncio.run(_declare_restored(postgres))
-    click.echo(
-        f"restored: {done.partitions} partitions, epochs above {done.epoch}, lease tokens above {done.lease_token}"
-    )
+    click.echo(f"restored: {done.partitions} partitions; epochs, lease tokens and event ids go on above {done.floor}")
     click.echo(f"{done.leases} leases of the backup are over; their runs are retried once the roles are back")
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import httpx
 import psycopg
 
 from connectors.stack import LocalStack, RoleSpec, StackError
+from ledger.backups import read_consumed
 from ledger.connection import Connection, ledger_pool, session
 from ledger.migrations import migrate
 from ledger.partitions import PartitionStatus, list_partitions, reset_offsets
@@ -23,9 +25,10 @@ from ledger.shard_map import HOME, ShardMap, init_shard, plan_shards, prove_shar
 from ledger.shards import open_shards
 from ledger.tokens import create_token, find_token
 from schemas.errors import FencepostError, LedgerUnavailable
-from streams.topics import Topics, create_topics
+from streams.topics import Topics, create_topics, read_ends
 
 Say = Callable[[str], None]
+Ends = Callable[[Sequence[int]], Mapping[int, int]]
 
 LOCAL_TENANT = "demo"
 OWNED_DEADLINE_S = 60.0
@@ -56,7 +59,8 @@ def init(
     created = create_topics(bootstrap, topics, partitions, replication_factor=replication_factor)
     if created:
         say(f"kafka: created {', '.join(created)}")
-    asyncio.run(_init_ledger({**found.dsns, HOME: dsn}, found, topics.commands in created, say))
+    ends = partial(read_ends, bootstrap, topics.commands) if topics.commands not in created else _none
+    asyncio.run(_init_ledger({**found.dsns, HOME: dsn}, found, ends, say))
 
 
 def _migrate(dsn: str, shard: int, say: Say, *, post: bool) -> None:
@@ -76,13 +80,29 @@ async def _plan(dsn: str, partitions: int, shards: Sequence[str]) -> ShardMap:
     return found
 
 
-async def _init_ledger(dsns: Mapping[int, str], found: ShardMap, new_commands_topic: bool, say: Say) -> None:
-    """Home last: only with its map the others are used."""
+async def _init_ledger(dsns: Mapping[int, str], found: ShardMap, ends: Ends, say: Say) -> None:
+    """Home last: only with its map the others are used. ends: of partitions of the commands topic."""
     for shard, dsn in dsns.items():
         async with _connection(dsn) as conn:
             await init_shard(conn, found, shard)
-            if new_commands_topic and (count := await reset_offsets(conn)):
+            if elsewhere := await _read_elsewhere(conn, ends):
+                count = await reset_offsets(conn, elsewhere)
                 say(f"ledger: {count} partitions had read a commands topic that is gone; they start over")
+
+
+async def _read_elsewhere(conn: Connection, ends: Ends) -> list[int]:
+    """The partitions that have read further than the topic goes: they have read another one.
+
+    What they have read is asked first. The other way round owners that work might seem to be ahead.
+    """
+    consumed = {partition: offset for partition, offset in (await read_consumed(conn)).items() if offset}
+    found = await asyncio.to_thread(ends, list(consumed)) if consumed else {}
+    return [partition for partition, offset in consumed.items() if offset > found.get(partition, 0)]
+
+
+def _none(_: Sequence[int]) -> dict[int, int]:
+    """The ends of a topic that was just made, whatever has come to it since."""
+    return {}
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import NamedTuple
@@ -140,16 +141,16 @@ SELECT pg_advisory_xact_lock(fence_class(), p) FROM (SELECT partition FROM parti
 """
 RESET_OFFSETS = """
 UPDATE partitions SET consumed_offset = 0, epoch = epoch + 1, owner = NULL, owner_since = now()
-WHERE consumed_offset > 0
+WHERE partition = ANY(%s) AND consumed_offset > 0
 """
 
 
-async def reset_offsets(conn: Connection) -> int:
-    """The commands topic is a new one: read it from its beginning. Returns how many partitions had read an older one.
+async def reset_offsets(conn: Connection, partitions: Sequence[int]) -> int:
+    """The commands topic of these is a new one: read it from its beginning. Returns how many had read an older one.
 
     The epochs grow, so that no owner goes on with offsets of the topic that is gone; as in a takeover, once every
     transaction under the old epochs has ended.
     """
     async with conn.transaction():
         await conn.execute(LOCK_ALL_PARTITIONS)
-        return (await conn.execute(RESET_OFFSETS)).rowcount
+        return (await conn.execute(RESET_OFFSETS, (list(partitions),))).rowcount

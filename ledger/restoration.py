@@ -1,8 +1,10 @@
 """After a backup was restored: what others have seen of the time since it was made is never given out again.
 
 Workers, receivers of webhooks and owners have seen epochs and lease tokens that this ledger no longer knows of, and the
-topics hold events by ids that it would give again. Seconds since 1970 are larger than all of them: an epoch grows by
-one a takeover, and in the lower bits of a token or of an outbox id there is room for a million more in each second.
+topics hold events by ids that it would give again. All three go on above one floor. It is the time since 1970, in units
+of which there are a million a second: more than anybody gives. So a ledger that is restored again, from the same backup
+too, has a higher one, however little later. Where the clock is behind a former floor that the backup knows of, the new
+one is as far above that as four thousand million takeovers, leases or events reach.
 """
 
 from __future__ import annotations
@@ -13,34 +15,32 @@ from ledger.connection import Connection
 from ledger.partitions import LOCK_ALL_PARTITIONS, partition_count
 
 # 2^20 a second: below 2^53, which JSON keeps exact, until the year 2242.
-READ_FLOORS = """
-SELECT extract(epoch FROM clock_timestamp())::bigint, extract(epoch FROM clock_timestamp())::bigint << 20
+READ_FLOOR = """
+SELECT CASE WHEN clock > known THEN clock ELSE known + (1::bigint << 32) END
+FROM (SELECT (extract(epoch FROM clock_timestamp()) * (1 << 20))::bigint) AS read (clock),
+     (SELECT greatest(max(epoch), max(token_floor), nextval(pg_get_serial_sequence('outbox', 'id')))
+      FROM partitions) AS given (known)
 """
 
 RAISE_EPOCHS = """
-UPDATE partitions
-SET epoch = greatest(epoch, %(seconds)s) + 1, token_floor = greatest(token_floor, %(tokens)s), owner = NULL,
-    owner_since = now()
+UPDATE partitions SET epoch = %(floor)s + 1, token_floor = %(floor)s, owner = NULL, owner_since = now()
 """
 
 # Whoever held them may have gone on under a token that is lost. The owner ends them as it ends any lease.
 VOID_LEASES = """
 UPDATE runs
-SET lease_token = greatest(lease_token, %(tokens)s), lease_expires_at = least(lease_expires_at, now())
+SET lease_token = greatest(lease_token, %(floor)s), lease_expires_at = least(lease_expires_at, now())
 WHERE state = 'leased'
 """
 
-RAISE_OUTBOX_IDS = """
-SELECT setval(pg_get_serial_sequence('outbox', 'id'), greatest(nextval(pg_get_serial_sequence('outbox', 'id')), %s))
-"""
+RAISE_OUTBOX_IDS = "SELECT setval(pg_get_serial_sequence('outbox', 'id'), %(floor)s)"
 
 
 class Restoration(NamedTuple):
-    """epoch, lease_token: what is given from now on is larger. leases: how many were ended."""
+    """floor: epochs, lease tokens and event ids that are given from now on are larger. leases: how many were ended."""
 
     partitions: int
-    epoch: int
-    lease_token: int
+    floor: int
     leases: int
 
 
@@ -49,16 +49,17 @@ async def declare_restored(conn: Connection) -> Restoration:
 
     Of one shard: each has a backup of its own. Its partitions alone are touched.
 
-    Goes by the server's clock, which must not be behind that of the server whose backup it was. All or nothing, while
-    no transaction of any owner or worker is open. Raises LedgerMismatch when the ledger was never initialised.
+    The server's clock must not be behind the moment at which the same ledger was restored before, if it ever was, from
+    a backup that is older than that. All or nothing, while no transaction of any owner or worker is open. Raises
+    LedgerMismatch when the ledger was never initialised.
     """
     await partition_count(conn)
     async with conn.transaction():
         await conn.execute(LOCK_ALL_PARTITIONS)
-        row = await (await conn.execute(READ_FLOORS)).fetchone()
+        row = await (await conn.execute(READ_FLOOR)).fetchone()
         assert row is not None
-        seconds, tokens = row
-        partitions = (await conn.execute(RAISE_EPOCHS, {"seconds": seconds, "tokens": tokens})).rowcount
-        leases = (await conn.execute(VOID_LEASES, {"tokens": tokens})).rowcount
-        await conn.execute(RAISE_OUTBOX_IDS, (tokens,))
-    return Restoration(partitions, seconds, tokens, leases)
+        asked = {"floor": row[0]}
+        partitions = (await conn.execute(RAISE_EPOCHS, asked)).rowcount
+        leases = (await conn.execute(VOID_LEASES, asked)).rowcount
+        await conn.execute(RAISE_OUTBOX_IDS, asked)
+    return Restoration(partitions, row[0], leases)

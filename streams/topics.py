@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from schemas.errors import KafkaUnavailable, LedgerMismatch
@@ -18,6 +18,7 @@ READY_PARTITIONS = 4
 # Large enough for an event that carries everything a command may bring, which the broker caps at 1 MiB.
 RUN_EVENTS_MAX_BYTES = 4 * 1024 * 1024
 REJECTED_MAX_BYTES = 4 * 1024 * 1024
+ENDS_TIMEOUT_S = 10.0
 _MINUTE_MS = 60_000
 _WEEK_MS = 7 * 24 * 60 * _MINUTE_MS
 
@@ -88,6 +89,18 @@ def create_topics(
         _create(admin, missing, deadline)
         _await_topics(admin, layouts, deadline)
     return [topic.topic for topic in missing]
+
+
+def read_ends(bootstrap: str, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+    """The offset that each partition's next record will have. Blocks. Raises KafkaUnavailable."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"{topic}-ends", "enable.auto.commit": False})
+    try:
+        asked = {each: TopicPartition(topic, each) for each in partitions}
+        return {each: consumer.get_watermark_offsets(where, ENDS_TIMEOUT_S)[1] for each, where in asked.items()}
+    except KafkaException as error:
+        raise KafkaUnavailable(f"the broker did not tell where {topic} ends: {error}") from error
+    finally:
+        consumer.close()
 
 
 def _describe(admin: AdminClient, deadline: float) -> tuple[dict[str, int], int]:

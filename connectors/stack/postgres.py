@@ -138,6 +138,17 @@ class PostgresServer:
         self.kill()
         shutil.rmtree(self._data, ignore_errors=True)
 
+    def back_up(self, backup: Path) -> None:
+        """A base backup of it, with the WAL that makes it whole, while it goes on. Raises PartFailed."""
+        give_to_user(backup.parent)
+        with self._fresh_data("pg_basebackup", *_of(self), into=backup):
+            pass
+
+    def restore(self, backup: Path) -> None:
+        """Kill it, and have it begin with these data, which are its own from here on."""
+        self.forget_data()
+        backup.rename(self._data)
+
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
         """Run a statement as its superuser, without waiting for any standby; the rows."""
         with psycopg.connect(local_dsn(self.port, "postgres"), autocommit=True) as connection:
@@ -172,15 +183,14 @@ class PostgresServer:
             pass
 
     def _copy(self, primary: PostgresServer) -> None:
-        source = f"--dbname=host=127.0.0.1 port={primary.port} user=postgres"
         # Unsynced: the server itself syncs all of it as it starts.
-        with self._fresh_data("pg_basebackup", source, "--checkpoint=fast", "--no-sync") as fresh:
+        with self._fresh_data("pg_basebackup", *_of(primary), "--no-sync") as fresh:
             (fresh / "standby.signal").touch()
             # The primary's waits for this standby; promoted, this one would wait for itself.
             (fresh / "postgresql.auto.conf").write_text("")
 
     @contextmanager
-    def _fresh_data(self, program: str, *options: str) -> Iterator[Path]:
+    def _fresh_data(self, program: str, *options: str, into: Path | None = None) -> Iterator[Path]:
         """A data folder that a program makes. It gets its name when all is done: one that was cut off is never used."""
         began = time.monotonic()
         give_to_user(self._home)
@@ -190,7 +200,7 @@ class PostgresServer:
         if done.returncode != 0:
             raise PartFailed(self.part.name, f"{program} failed", done.stdout + done.stderr)
         yield fresh
-        fresh.rename(self._data)
+        fresh.rename(into or self._data)
         self.part.say(f"made a database cluster in {time.monotonic() - began:.1f} s")
 
     def _clear_leftovers(self) -> None:
@@ -213,6 +223,11 @@ class PostgresServer:
     def _ensure_database(self) -> None:
         with suppress(errors.DuplicateDatabase):
             self.execute(f"CREATE DATABASE {DATABASE}")
+
+
+def _of(server: PostgresServer) -> tuple[str, ...]:
+    """What tells pg_basebackup to copy that server now, not after its next checkpoint."""
+    return f"--dbname=host=127.0.0.1 port={server.port} user=postgres", "--checkpoint=fast"
 
 
 def _pginstall() -> Path:

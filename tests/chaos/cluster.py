@@ -21,8 +21,9 @@ from bench.balancer import Balancer
 from bench.rolling_restart import in_order, restart
 from connectors.stack.part import Part
 from fencepostd.local import Local, names_of
+from streams.topics import Topics
 from tests.chaos.history import EntryKind, WorkerEntry, read_worker_log
-from tests.chaos.observations import EpochWatch
+from tests.chaos.observations import EpochWatch, consumed_offsets, topic_ends
 from tests.chaos.ownerless import Stop
 from tests.chaos.timeline import Timeline
 
@@ -207,6 +208,10 @@ class Cluster:
         with psycopg.connect(self.stack.dsn, autocommit=True) as conn:
             rows = conn.execute("SELECT partition, coalesce(split_part(owner, '/', 1), '') FROM partitions").fetchall()
         return dict(rows)
+
+    def all_is_consumed(self) -> bool:
+        """Every partition's commands are applied to the end of the topic."""
+        return consumed_offsets(self.stack.dsn) == topic_ends(self.stack.bootstrap, Topics().commands)
 
     def metric(self, part: str, name: str) -> float:
         """The sum of a metric's samples in a role's /metrics; 0 while it does not answer."""

@@ -11,7 +11,6 @@ from fencepost import at, every
 from streams.topics import Topics
 from tests.chaos.cluster import OWNERS, Cluster, wait_for
 from tests.chaos.observations import (
-    consumed_offsets,
     forget_offsets,
     produce_again,
     read_rows,
@@ -55,14 +54,9 @@ def with_jobs_in_every_state(trial: Trial) -> None:
     for job in recurring[20:30]:
         producer.trigger(job)
     producer.flush()
-    wait_for(lambda: all_is_consumed(trial.cluster), SETTLED_DEADLINE_S, "all commands are consumed")
+    wait_for(trial.cluster.all_is_consumed, SETTLED_DEADLINE_S, "all commands are consumed")
     wait_for(lambda: trial.finished() == 210, SETTLED_DEADLINE_S, "one-offs and triggered runs are executed")
     wait_for(lambda: trial.waiting() == {"runs": 80, "events": 0}, SETTLED_DEADLINE_S, "all events are published")
-
-
-def all_is_consumed(cluster: Cluster) -> bool:
-    """Every partition's commands are applied to the end of the topic."""
-    return consumed_offsets(cluster.stack.dsn) == topic_ends(cluster.stack.bootstrap, TOPICS.commands)
 
 
 def test_owners_that_lose_their_disk_lose_no_run(cluster: Cluster, new_trial: NewTrial) -> None:
@@ -94,14 +88,14 @@ def test_commands_that_are_produced_again_or_read_from_the_first_record_on_chang
         before = everything(trial)
         count = produce_again(cluster.stack.bootstrap, TOPICS.commands)
         trial.timeline.fault(f"{count} records produced again")
-        wait_for(lambda: all_is_consumed(cluster), SETTLED_DEADLINE_S, "all commands are consumed again")
+        wait_for(cluster.all_is_consumed, SETTLED_DEADLINE_S, "all commands are consumed again")
         assert everything(trial) == before
 
         cluster.kill(*OWNERS)
         forget_offsets(cluster.stack.dsn)
         trial.timeline.fault("offsets forgotten")
         cluster.local.up()
-        wait_for(lambda: all_is_consumed(cluster), SETTLED_DEADLINE_S, "all commands are read from the first one on")
+        wait_for(cluster.all_is_consumed, SETTLED_DEADLINE_S, "all commands are read from the first one on")
         assert everything(trial) == before
 
         trial.create(100, first_due_s=0.5, spread_s=1)

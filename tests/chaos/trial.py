@@ -99,18 +99,18 @@ class Trial:
             assert self._failed is None, f"creating jobs failed: {self._failed!r}"
         self.producer.flush()
 
-    def create_open_ended(self, count: int, schedule: Schedule) -> list[UUID]:
+    def create_open_ended(self, count: int, schedule: Schedule, **terms: Any) -> list[UUID]:
         """Jobs that are not promised to be completed by the end, where they are deleted."""
-        spec = JobSpec(queue=self.queue, schedule=schedule, max_attempts=MAX_ATTEMPTS)
+        spec = JobSpec(queue=self.queue, schedule=schedule, max_attempts=MAX_ATTEMPTS, **terms)
         job_ids = [self.producer.create_job(spec) for _ in range(count)]
         self.open_ended += job_ids
         self.producer.flush()
         return job_ids
 
-    def create_in_every_partition(self, schedule: Schedule) -> None:
+    def create_in_every_partition(self, schedule: Schedule, **terms: Any) -> None:
         """Open-ended jobs, until each partition has one."""
         while len({partition_of_job(job_id, PARTITIONS) for job_id in self.open_ended}) < PARTITIONS:
-            self.create_open_ended(8, schedule)
+            self.create_open_ended(8, schedule, **terms)
 
     def end_open_ended(self) -> None:
         """Delete them."""
@@ -138,6 +138,10 @@ class Trial:
                 time.sleep((1 if number < count else 4) / per_s)  # faults come by what the workers have done of it
         except BaseException as error:
             self._failed = error
+
+    def begin_with_new_topics(self) -> None:
+        """The topics were made anew: what `history` tells is read from their beginning."""
+        self._starts = {topic: {} for topic in self._starts}
 
     # --- the workers ---
 
@@ -186,11 +190,19 @@ class Trial:
 
     def converge(self, deadline_s: float = CONVERGENCE_DEADLINE_S) -> Report:
         """Wait until every accepted command was applied and nothing waits any more; then judge what was seen."""
+        self.settle(deadline_s)
+        return self.judge(self.history())
+
+    def settle(self, deadline_s: float = CONVERGENCE_DEADLINE_S) -> None:
+        """Wait until every accepted command was applied and nothing waits any more."""
         self.end_load()
         self.end_open_ended()
         took_s = wait_for(self._is_quiet, deadline_s, f"everything of {self.queue} is done")
         self.timeline.note(f"converged after {took_s:.1f} s")
-        report = check(self.history())
+
+    def judge(self, history: History) -> Report:
+        """Hold the rules against what was seen."""
+        report = check(history)
         self.timeline.note(str(report))
         for violation in report.violations[:20]:
             self.timeline.note(f"VIOLATION {violation.rule}: {violation.subject} {violation.detail}")
@@ -219,19 +231,25 @@ class Trial:
     def completed_in_history(self) -> int:
         """How many runs of this trial the history service has as completed; -1 while it does not answer."""
         queues = f"'{self.queue}', '{self._lasting}'"
-        sql = f"SELECT count(*) FROM runs WHERE queue IN ({queues}) AND state = 'completed'"
+        rows = self._ask_history(f"SELECT count(*) FROM runs WHERE queue IN ({queues}) AND state = 'completed'")
+        return int(rows[0][0]) if rows else -1
+
+    def runs_completed_in_history(self) -> set[str]:
+        """Which they are; none while it does not answer."""
+        rows = self._ask_history(f"SELECT run_id FROM runs WHERE queue = '{self.queue}' AND state = 'completed'")
+        return {run_id for (run_id,) in rows}
+
+    def _ask_history(self, sql: str) -> list[list[Any]]:
         local = self.cluster.local
+        headers = {"Authorization": f"Bearer {local.token}"}
         try:
-            answer: Any = httpx.post(
-                f"{local.url}/v1/query",
-                json={"sql": sql},
-                headers={"Authorization": f"Bearer {local.token}"},
-                timeout=10,
-                trust_env=False,
+            answer = httpx.post(
+                f"{local.url}/v1/query", json={"sql": sql}, headers=headers, timeout=10, trust_env=False
             )
         except httpx.HTTPError:
-            return -1
-        return int(answer.json()["rows"][0][0]) if answer.is_success else -1
+            return []
+        rows: list[list[Any]] = answer.json()["rows"] if answer.is_success else []
+        return rows
 
     def explained(self, report: Report) -> Explanations:
         """What the API says of why each of this trial's runs waited, once the history has caught up."""

@@ -208,3 +208,9 @@ def test_a_real_installation_is_explained_and_checked(kafka_broker: KafkaBroker,
     result = check(*options, "--backup-age-hours", "0.5")
     assert result.exit_code == 3
     assert "of partitions [2] the ledger has read further" in result.output
+
+    init = [*options, "--partitions", str(PARTITIONS), "--replication-factor", "1"]
+    said = CliRunner().invoke(main, ["init", *init])
+    assert said.exit_code == 0, said.output
+    assert "1 partitions had read a commands topic that is gone" in said.output
+    assert check(*options, "--backup-age-hours", "0.5").exit_code == 0

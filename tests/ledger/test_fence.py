@@ -251,7 +251,7 @@ async def test_resetting_the_offsets_ends_every_epoch_that_had_read_the_older_to
 
 async def reset_in_a_session(pool: Pool) -> int:
     async with session(pool) as conn:
-        return await reset_offsets(conn)
+        return await reset_offsets(conn, range(PARTITIONS))
 
 
 TAKEOVERS, WRITERS = 60, 6

@@ -207,7 +207,7 @@ async def test_it_is_not_told_since_the_topics_were_made_anew(ledger_pool: Pool)
     async with owner_transaction(ledger_pool, first) as tx:
         await advance_offset(tx, 7)
     async with session(ledger_pool) as conn:
-        assert await reset_offsets(conn) == 1
+        assert await reset_offsets(conn, [first.partition]) == 1
     [last] = await owners(ledger_pool, "b")
     assert not await told_since(ledger_pool, last, first)
 

@@ -21,6 +21,7 @@ from ledger.fence import api_transaction, owner_transaction
 from ledger.jobs import Policies
 from ledger.leases import Beat, extend_leases
 from ledger.outbox import read_outbox
+from ledger.restoration import declare_restored
 from ledger.shard_map import init_alone
 from tests.ledger.owned_partition import NOW, OwnedPartition, later
 from tests.ledger_fixtures import PARTITIONS
@@ -80,6 +81,21 @@ async def go_on(pool: Pool, run_ids: list[UUID]) -> Seen:
     return Seen(owned.fence.epoch, token, max(await outbox_ids(pool)))
 
 
+async def restore(pool: Pool) -> None:
+    async with session(pool) as conn:
+        await declare_restored(conn)
+
+
+async def owe_to_a_later_clock(pool: Pool) -> None:
+    """As if the restoration had been an hour from now."""
+    ahead = {"ahead": 3_600 << 20}
+    async with session(pool) as conn:
+        await conn.execute(
+            "UPDATE partitions SET epoch = epoch + %(ahead)s, token_floor = token_floor + %(ahead)s", ahead
+        )
+        await conn.execute("SELECT setval('outbox_id_seq', nextval('outbox_id_seq') + %(ahead)s)", ahead)
+
+
 async def test_after_a_restoration_no_token_or_epoch_that_was_seen_is_given_again(
     ledger_dsn: str, restored_dsn: str
 ) -> None:
@@ -101,7 +117,7 @@ async def test_after_a_restoration_no_token_or_epoch_that_was_seen_is_given_agai
     async with ledger_pool(restored_dsn, size=2) as pool:
         known = max(await outbox_ids(pool))
         owned = await OwnedPartition.take(pool)
-        assert owned.fence.epoch > max(seen.epoch, before.timestamp() - 60)
+        assert owned.fence.epoch > max(seen.epoch, before.timestamp())
         async with api_transaction(pool, [held]) as conn:
             assert await extend_leases(conn, [Beat(held, lease.lease_token, 30)]) == []
             assert await complete_runs(conn, [Completion(held, lease.lease_token)]) == []
@@ -137,6 +153,44 @@ async def test_owners_of_before_the_restoration_are_none_any_more_and_it_may_be_
     again = await OwnedPartition.take(ledger_pool)
     assert again.fence.epoch > owned.fence.epoch + 2
     assert len(await again.lease(run_id, now=NOW)) == 1
+
+
+async def test_a_backup_that_is_restored_twice_in_a_moment_gives_nothing_that_was_seen_in_between(
+    ledger_dsn: str, restored_dsn: str
+) -> None:
+    """More takeovers in that moment than it has seconds."""
+    async with ledger_pool(ledger_dsn, size=2) as pool:
+        runs = await (await OwnedPartition.take(pool)).runs(2)
+    back_up(ledger_dsn, restored_dsn)
+    async with ledger_pool(restored_dsn, size=2) as pool:
+        await restore(pool)
+        seen = await go_on(pool, runs)
+    async with ledger_pool(ledger_dsn, size=2) as pool:
+        await restore(pool)
+        owned = await OwnedPartition.take(pool)
+        assert owned.fence.epoch > seen.epoch
+        [lease] = await owned.lease(runs[0], now=TOMORROW)
+        assert lease.lease_token > seen.lease_token
+        assert max(await outbox_ids(pool)) > seen.outbox_id
+
+
+async def test_a_clock_that_is_behind_a_former_restoration_gives_nothing_that_was_seen_since(
+    ledger_dsn: str, restored_dsn: str
+) -> None:
+    async with ledger_pool(ledger_dsn, size=2) as pool:
+        await restore(pool)
+        await owe_to_a_later_clock(pool)
+        runs = await (await OwnedPartition.take(pool)).runs(2)
+    back_up(ledger_dsn, restored_dsn)
+    async with ledger_pool(ledger_dsn, size=2) as pool:
+        seen = await go_on(pool, runs)
+    async with ledger_pool(restored_dsn, size=2) as pool:
+        await restore(pool)
+        owned = await OwnedPartition.take(pool)
+        assert owned.fence.epoch > seen.epoch
+        [lease] = await owned.lease(runs[0], now=TOMORROW)
+        assert seen.lease_token < lease.lease_token < 1 << 53
+        assert max(await outbox_ids(pool)) > seen.outbox_id
 
 
 async def test_a_ledger_that_was_never_initialised_is_refused(empty_ledger_dsn: str) -> None:

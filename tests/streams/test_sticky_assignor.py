@@ -110,8 +110,8 @@ def test_a_member_with_faust_s_own_assignor_may_lead(tmp_path: Path) -> None:
 
 
 def test_what_a_member_tells_is_small_with_256_partitions(tmp_path: Path) -> None:
-    """After a backup was restored epochs have ten digits. The broker keeps what all members tell in one record."""
-    a = Member(tmp_path / "a").has(range(256), 1_800_000_000)
+    """After a backup was restored epochs have sixteen digits. The broker keeps what all members tell in one record."""
+    a = Member(tmp_path / "a").has(range(256), 1_800_000_000 << 20)
     rebalance(256, a)
     assert len(a.told().encode()) < 8_000
 
