@@ -1,9 +1,9 @@
 """How an owner's memory becomes that of its epoch: as it was, with what others did meanwhile, or from the ledger.
 
-The timing state on disk is as good as new when the epoch before this one wrote it: nobody else owned the partition
-since, and what it missed is in the events after its position. When others did, what they did is in those events too,
-and every fold is guarded by versions; but an owner must know all jobs of its partition before it works, or what it says
-of them (decided through) is wrong. So it is gone on from when
+What the timing state on disk has missed is in the events after its position: what others did who owned the partition
+since, and what its own process committed and did not live to fold. Every fold is guarded by versions; but an owner must
+know all jobs of its partition before it works, or what it says of them (decided through) is wrong. So it is gone on
+from when
 
 * the ledger knows its writer and everyone since (`ledger/partitions.py: is_told_since`): no backup was restored, and
   nobody wrote without events;
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -41,12 +40,13 @@ log = logging.getLogger(__name__)
 
 OLD_S = 3.0  # of a row in the outbox: the relay takes milliseconds, unless it or Kafka is away
 PUBLISHED_AGAIN_S = 0.02
+PUBLISHED_LOOKS = 150  # in no less than that time, whatever the clock does
 MISSED_AT_LEAST = 20_000  # events, in a sixth of a second
 EVENTS_A_RECORD = 20  # some; it has up to a thousand
 
 
 class Opened(NamedTuple):
-    """offset: of run-events, to go on folding from. unstamped: see streams/zone_moves.py: Followed."""
+    """offset: of run-events, to go on folding from. unstamped: see streams/zone_moves.py: follow_zone_rules."""
 
     offset: int
     unstamped: list[UUID]
@@ -67,19 +67,18 @@ class Opening:
         position = self._memory.state.position()
         if position is not None and not await self._is_told_since(position):
             position = None  # of no use
-        is_last = position is not None and position.epoch == self._fence.epoch - 1
-        moved, unstamped = list[Event](), list[UUID]()
-        if position is None or not await self._has_our_rules(is_last=is_last):
+        unstamped = list[UUID]()
+        if position is None or not await self._has_our_rules(position):
             self._memory.state.set_tzdata_version(None)  # first: only some of them are, while they are moved
-            moved, unstamped = await follow_zone_rules(self._around.pool, self._fence.partition, self._begin)
-        if position is not None and is_last:
-            offset = position.offset
-        else:
-            offset, moved = await self._take_in_others(position), []  # what was moved is among what is read
-        self._memory.fold(moved, Position(self._fence.epoch, offset))
+            unstamped = await self._follow_zone_rules()  # the events of what it moves are among what is read now
+        offset = await self._take_in_missed(position)
+        self._memory.fold([], Position(self._fence.epoch, offset))
         self._memory.state.set_owner(self._fence.owner)
         kept_states.note(self._folder, self._fence.epoch)
         return Opened(offset, unstamped)
+
+    async def _follow_zone_rules(self) -> list[UUID]:
+        return await follow_zone_rules(self._around.pool, self._fence.partition, self._begin)
 
     async def _is_told_since(self, position: Position) -> bool:
         if (owner := self._memory.state.owner()) is None:  # an older build wrote the state
@@ -87,16 +86,16 @@ class Opening:
         async with session(self._around.pool) as conn:
             return await is_told_since(conn, self._fence, position.epoch, owner)
 
-    async def _has_our_rules(self, *, is_last: bool) -> bool:
+    async def _has_our_rules(self, position: Position) -> bool:
         """Whether it is known of all cursors. What the state says of it others may have changed, unless none could."""
         if self._memory.state.tzdata_version() != TZDATA_VERSION:
             return False
-        if is_last:
+        if position.epoch == self._fence.epoch - 1:
             return True
         async with session(self._around.pool) as conn:
             return not await has_other_rules(conn)
 
-    async def _take_in_others(self, position: Position | None) -> int:
+    async def _take_in_missed(self, position: Position | None) -> int:
         """Bring the state up to date, or rebuild it; returns the offset to go on from. position: of a state of use."""
         is_published = position is not None and await self._are_published()
         try:
@@ -117,20 +116,28 @@ class Opening:
         away, or behind, which other openings of the shard see by the same row, until it is published.
         """
         async with session(self._around.pool) as conn:
-            last_id, until = await last_unpublished(conn), time.monotonic() + OLD_S
-            while last_id is not None and (oldest := await oldest_unpublished(conn)) and oldest.id <= last_id:
-                if oldest.age_s > OLD_S or time.monotonic() > until:
-                    log.warning("partition %d: events wait for Kafka, the ledger is read", self._fence.partition)
-                    return False
-                await asyncio.sleep(PUBLISHED_AGAIN_S)
-        return True
+            last_id = await last_unpublished(conn)
+            for _ in range(PUBLISHED_LOOKS):
+                oldest = await oldest_unpublished(conn)
+                if last_id is None or oldest is None or oldest.id > last_id:
+                    return True
+                if oldest.age_s > OLD_S:
+                    break
+                await self._pause()
+        log.warning("partition %d: events wait for Kafka, the ledger is read", self._fence.partition)
+        return False
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(PUBLISHED_AGAIN_S)
 
     async def _bring_up_to_date(self, position: Position, end: int) -> int | None:
         """Fold what happened since; None when it cannot be had. Until the end of it the state stays its writer's."""
         # An event costs what a key costs to rebuild: if there turn out to be more, the half was in vain, but no more.
         limit = max(MISSED_AT_LEAST, self._memory.state.keys())
         missed = end - position.offset
-        if self._around.missed_events is None or not 0 <= missed <= limit // EVENTS_A_RECORD:
+        if missed == 0:
+            return end
+        if self._around.missed_events is None or not 0 < missed <= limit // EVENTS_A_RECORD:
             return None
 
         def fold(events: list[Event], next_offset: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -23,11 +22,9 @@ from ledger.zone_rules import find_stale_jobs, has_rules, keep_rules, lock_unsta
 from schemas.carry_over import carry_over
 from schemas.commands import JobSpec
 from schemas.errors import InvalidSchedule
-from schemas.events import Event
 from schemas.ids import run_id_for
 from schemas.schedule import Cron, due_at, parse_schedule
 from schemas.zones import KeptZone, zone_data, zone_names
-from streams.effects import job_event, run_scheduled
 
 log = logging.getLogger(__name__)
 
@@ -38,18 +35,12 @@ _STAMPED_AT_ONCE = 2_000
 Begin = Callable[[], AbstractAsyncContextManager[OwnerTransaction]]
 
 
-class Followed(NamedTuple):
-    """events: to fold. unstamped: jobs that are as these rules have them, too; the ledger need not hear it at once."""
-
-    events: list[Event]
-    unstamped: list[UUID]
-
-
-async def follow_zone_rules(pool: Pool, partition: int, begin: Begin) -> Followed:
+async def follow_zone_rules(pool: Pool, partition: int, begin: Begin) -> list[UUID]:
     """Make the pending occurrences of a partition those of this process's tzdata.
 
     begin: opens a fenced transaction of the new owner. Costs one look at the partition's jobs when nothing is to be
-    done. Raises EpochLost, LedgerUnavailable.
+    done. Returns the jobs that are as these rules have them, too, of which the ledger need not hear at once. Raises
+    EpochLost, LedgerUnavailable.
     """
     async with session(pool) as conn:
         is_kept, stale = await has_rules(conn), await find_stale_jobs(conn, partition)
@@ -61,13 +52,12 @@ async def follow_zone_rules(pool: Pool, partition: int, begin: Begin) -> Followe
             await keep_rules(tx, {zone: zone_data(zone) for zone in zone_names()})
     changed = _changed_zones({(job.tzdata_version, job.zone) for job in stale}, former)
     moving = {job.job_id: changed[key] for job in stale if (key := (job.tzdata_version, job.zone)) in changed}
-    events: list[Event] = []
     for job_ids in _batches(list(moving), _MOVED_AT_ONCE):
         async with begin() as tx:
-            events += await _move(tx, {job_id: moving[job_id] for job_id in job_ids})
+            await _move(tx, {job_id: moving[job_id] for job_id in job_ids})
     if moving:
         log.info("partition %d: %d jobs looked at for other rules of their zones", partition, len(moving))
-    return Followed(events, [job.job_id for job in stale if job.job_id not in moving])
+    return [job.job_id for job in stale if job.job_id not in moving]
 
 
 async def stamp(job_ids: Sequence[UUID], begin: Begin) -> None:
@@ -93,7 +83,7 @@ def _changed_zones(keys: Iterable[_Key], former: Mapping[str, Mapping[str, bytes
     return changed
 
 
-async def _move(tx: OwnerTransaction, former: Mapping[UUID, KeptZone | None]) -> list[Event]:
+async def _move(tx: OwnerTransaction, former: Mapping[UUID, KeptZone | None]) -> None:
     jobs = await read_jobs(tx.conn, list(former))
     pending = {
         job.job_id: run_id_for(job.job_id, job.next_fire_at, job.partition)
@@ -114,13 +104,8 @@ async def _move(tx: OwnerTransaction, former: Mapping[UUID, KeptZone | None]) ->
         else:
             edits.append(edit)
     await stamp_jobs(tx, unmoved)
-    runs = await update_jobs(tx, edits, reason=ZONE_RULES, now=tx.now) if edits else []
-    gone = [edit.job_id for edit in edits if pending[edit.job_id] in unstarted]
-    return [
-        *(_job_moved(jobs[edit.job_id], edit) for edit in edits),
-        *(_run_cancelled(job_id, pending[job_id], unstarted[pending[job_id]] + 1) for job_id in gone),
-        *map(run_scheduled, runs),
-    ]
+    if edits:
+        await update_jobs(tx, edits, reason=ZONE_RULES, now=tx.now)
 
 
 def _edit(job: Job, run_id: UUID, former: KeptZone | None, *, taken: bool) -> Edit | None:
@@ -153,15 +138,6 @@ def _edit(job: Job, run_id: UUID, former: KeptZone | None, *, taken: bool) -> Ed
         due_at(schedule, fire, job_id=job.job_id) if fire else None,
         policies_of(spec),
     )
-
-
-def _job_moved(job: Job, edit: Edit) -> Event:
-    kind = "job_paused" if job.state == "paused" else "job_updated"
-    return job_event(kind, job.job_id, job.version + 1, job.created_at, edit.next_fire_at, job.definition)
-
-
-def _run_cancelled(job_id: UUID, run_id: UUID, version: int) -> Event:
-    return Event("run_cancelled", job_id.bytes, run_id.bytes, version)
 
 
 def _batches(job_ids: Sequence[UUID], size: int) -> Iterator[Sequence[UUID]]:

@@ -56,7 +56,8 @@ class Promises:
     """What was asked for, and what is known beside the runs' own history.
 
     events: in topic order. doomed: jobs whose run must die, after so many attempts. faults: None where nothing is said
-    of duplicates. in_history: how many completed runs the history tells of, where that was asked.
+    of duplicates. in_history: how many completed runs the history tells of, where that was asked. undecided: recurring
+    jobs whose pending occurrence came before the instant up to which, at the same moment, all were said to be decided.
     """
 
     events: Sequence[TopicEvent]
@@ -68,6 +69,7 @@ class Promises:
     holdings: Mapping[int, Holding] = field(default_factory=dict)
     faults: Sequence[Fault] | None = None
     in_history: int | None = None
+    undecided: Mapping[str, datetime] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.lives: dict[str, list[TopicEvent]] = defaultdict(list)
@@ -141,6 +143,12 @@ def partitions_are_owned(promises: Promises) -> Found:
             yield f"partition {partition}", f"its commands end at {holding.topic_end}, applied up to {holding.consumed}"
 
 
+def decisions_are_as_far_as_is_said(promises: Promises) -> Found:
+    """Up to the instant that an owner tells every occurrence has its decision."""
+    for job, through in promises.undecided.items():
+        yield job, f"has an occurrence without a decision, though all are said to be decided up to {through}"
+
+
 def the_history_is_complete(promises: Promises) -> Found:
     """It tells of every run that was completed, whatever became of the process that keeps it."""
     completed = sum(any(event.type == "run_completed" for event in life) for life in promises.lives.values())
@@ -175,6 +183,7 @@ RULES = {
         attempts_are_charged,
         the_doomed_die,
         partitions_are_owned,
+        decisions_are_as_far_as_is_said,
         the_history_is_complete,
         duplicates_have_a_fault,
     )

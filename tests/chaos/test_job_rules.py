@@ -67,6 +67,7 @@ UNSOUND: dict[str, dict[str, Any]] = {
     "attempts_are_charged": {"entries": [entry("doomed/1", "leased", 3, token=2, attempt=1)]},
     "the_doomed_die": {"dead_runs": frozenset()},
     "partitions_are_owned": {"holdings": {0: Holding("streams-0", ("streams-0", "streams-1"), 7, 7)}},
+    "decisions_are_as_far_as_is_said": {"undecided": {"quick": at(9)}},
     "the_history_is_complete": {"in_history": 2},
     "duplicates_have_a_fault": {"entries": TWICE},
 }

@@ -24,7 +24,7 @@ class Faults:
         self._number = 0
         kinds: list[Callable[[], Undo | None]] = [
             *[self._freeze, self._freeze_amid, self._freeze_amid, self._storm, self._skew_clock],
-            *[self._kill_streams, self._kill_streams, self._stop_streams],
+            *[self._kill_streams, self._kill_amid, self._stop_streams],
             *[self._kill_api, self._kill_worker, self._kill_relay],
             *[self._lose_hints, self._lose_hints, self._break_broker, self._slow_broker],
             *[self._crash_shard, self._slow_shard, self._lose_commits, self._lose_packets],
@@ -37,7 +37,7 @@ class Faults:
 
     async def _one(self, kind: Callable[[], Undo | None]) -> None:
         await sleep(int(self._random.random() * FAULTS_S * SECOND_US))
-        if kind == self._freeze_amid:
+        if kind in (self._freeze_amid, self._kill_amid):
             await self._transaction_opens()
         undo = kind()
         if undo is None:
@@ -126,6 +126,16 @@ class Faults:
         self._kill(world.streams[place].process)
         if self._random.random() < 0.3:
             world.stores[place].clear()
+        return lambda: self._restart_streams(place)
+
+    def _kill_amid(self) -> Undo:
+        """An owner in a transaction, which may be committed: its state does not know of it."""
+        amid = {tx.process for shard in self._world.shards for tx in shard.open}
+        places = [place for place, streams in enumerate(self._world.streams) if streams.process in amid]
+        if not places:
+            return self._kill_streams()
+        place = self._random.choice(places)
+        self._kill(self._world.streams[place].process)
         return lambda: self._restart_streams(place)
 
     def _restart_streams(self, place: int) -> None:

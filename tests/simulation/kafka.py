@@ -10,8 +10,9 @@ from uuid import UUID
 from msgspec import Struct
 
 from schemas.codec import Record
-from schemas.commands import Command, command_record
+from schemas.commands import LANES, Command, command_record
 from schemas.errors import KafkaUnavailable
+from schemas.events import Event
 from streams.rejections import RawCommand, Rejection
 from tests.simulation.rows import Told
 from tests.simulation.scheduler import Scheduler
@@ -103,6 +104,15 @@ class Returns:
 
     async def forward(self, strays: list[Any]) -> None:
         raise AssertionError(f"no command goes astray here: {strays}")
+
+
+def event_of(told: Told) -> Event:
+    """What an owner takes of an event, as `streams/event_feed.py: OwnerEvents` reads it."""
+    return Event(
+        told.event, told.job_id.bytes, bytes_of(told.run_id), told.version, told.tenant, told.queue, LANES[told.lane],
+        instant_us(told.scheduled_for), instant_us(told.due_at), instant_us(told.lease_expires_at), told.definition,
+        told.gated,
+    )  # fmt: skip
 
 
 def instant_us(at: datetime | None) -> int | None:

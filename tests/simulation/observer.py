@@ -379,6 +379,22 @@ def _leases_of(
                 yield run_id, told.lease_token
 
 
+def decided_through_is_true(seen: Seen) -> Found:
+    """What an owner says to be decided is so for all jobs that it found: changed last before its takeover."""
+    changed: dict[UUID, int] = {}
+    taken: dict[int, int] = {}
+    for number, commit in enumerate(seen.commits):
+        for act in commit.acts:
+            if act[0] == "taken over":
+                taken[act[1]] = number
+            elif act[0] == "decided through":
+                _, partition, epoch, through, undecided = act
+                for job_id in undecided:
+                    if changed.get(job_id, number) < taken[partition]:
+                        yield job_id, f"is not decided up to {through}, which epoch {epoch} has said"
+        changed |= {told.job_id: number for told in commit.told if told.run_id is None}
+
+
 RULES: dict[str, Callable[[Seen], Found]] = {
     rule.__name__: rule
     for rule in (
@@ -393,6 +409,7 @@ RULES: dict[str, Callable[[Seen], Found]] = {
         overlap_is_kept,
         nothing_starts_of_paused_jobs,
         occurrences_are_decided_once,
+        decided_through_is_true,
         every_command_once_in_order,
         offsets_move_with_effects,
         repeated_calls_get_the_same,

@@ -12,16 +12,15 @@ from uuid import UUID
 
 from ledger.admissions import skip_late
 from ledger.completions import expire_leases
-from ledger.fence import Takeover, owner_transaction, release_partition
+from ledger.fence import Takeover, owner_transaction, release_partition, say_decided
 from ledger.jobs import READ_OVERDUE_JOBS, READ_PARTITION_JOBS, TimedJob
 from ledger.runs import READ_OVERDUE_RUNS, READ_PARTITION_RUNS, LiveRun, read_runs
-from schemas.commands import LANES
 from schemas.errors import EpochLost, TryAgain
 from schemas.events import Event
 from streams.admissions import AdmissionQueue, admit
 from streams.command_applier import CommandApplier
 from streams.command_inbox import CommandInbox
-from streams.decider import ASK_AGAIN_US, LATE_BATCH
+from streams.decider import ASK_AGAIN_US, LATE_BATCH, SAY_DECIDED_AFTER_US
 from streams.decision_queue import DecisionQueue
 from streams.decision_rounds import BATCH
 from streams.decisions import Asked, Decided, decide
@@ -29,10 +28,10 @@ from streams.partition_memory import Fired
 from streams.partition_owner import APPLY_AGAIN_S, COMMAND_BATCH, COMMAND_BATCH_BYTES, EXPIRY_BATCH
 from streams.rebuild import OVERDUE_S, _job_event, run_event_of, take_in
 from streams.timekeeper import AHEAD_US, DECISION_ROUNDS, LONGEST_SLEEP_US
-from streams.timers import Position, Waiting, to_us
-from tests.simulation.kafka import Hint, Returns, bytes_of, instant_us
-from tests.simulation.rows import Told
-from tests.simulation.scheduler import SECOND_US, START, Signal, Task, sleep
+from streams.timers import Position, Waiting, from_us, to_us
+from tests.simulation.kafka import Hint, Returns, event_of
+from tests.simulation.opening import SimulatedOpening
+from tests.simulation.scheduler import SECOND_US, Signal, Task, sleep
 from tests.simulation.timing_memory import MemoryOfPartition, Store
 
 if TYPE_CHECKING:
@@ -49,7 +48,8 @@ class Owner:
     def __init__(self, takeover: Takeover, home: StreamsProcess, pool: Any, store: Store) -> None:
         self.fence, self.store = takeover.fence, store
         self._home, self._pool, self._scheduler = home, pool, home.scheduler
-        self._broker, self._clock_error_us = home.broker, home.clock_error_us
+        self.broker = self._broker = home.broker
+        self.without, self._clock_error_us = home.without, home.clock_error_us
         partition = self.fence.partition
         self.inbox = CommandInbox(takeover.consumed_offset, hold=lambda: None, read_from=self._read_from)
         self._memory = MemoryOfPartition(store)
@@ -66,16 +66,14 @@ class Owner:
         self._skips = 0
         self._log, self._events = self._broker.commands[partition], self._broker.events[partition]
         self._fold_at = 0
+        self._looked_through_us = 0
+        self._settled_us = self._said_us = to_us(takeover.decided_through)
         self.lost = False
 
     async def open(self) -> None:
-        """The store is good when the epoch before this one wrote it; else it is rebuilt from the ledger."""
-        position = self._memory.state.position()
-        if position is not None and position.epoch == self.fence.epoch - 1:
-            self._fold_at = position.offset
-        else:
-            await self._rebuild()
-        self._memory.fold([], Position(self.fence.epoch, self._fold_at))
+        """Make the store that of this epoch. May be repeated when it raises TryAgain."""
+        opened = await SimulatedOpening(self, self._memory, self._pool, self.fence).open()
+        self._fold_at = opened.offset
 
     def start(self) -> None:
         self._broker.hears_commands.append(self._hear_command)
@@ -88,9 +86,10 @@ class Owner:
 
     async def close(self, *, release: bool) -> None:
         """Raises LedgerUnavailable when it could not be released."""
+        through = from_us(self._decided_through_us())  # now: what is cancelled leaves the queues
         self.stop()
         if release and not self.lost:
-            await release_partition(self._pool, self.fence, START)
+            await release_partition(self._pool, self.fence, through)
 
     def stop(self) -> None:
         self.inbox.close()
@@ -208,11 +207,15 @@ class Owner:
 
     def _tick(self, now_us: int) -> int | None:
         more = self._memory.load(now_us)
-        fired = self._memory.pop_due(now_us, AHEAD_US, DECISION_ROUNDS.latest_us(now_us))
+        came_by_us = DECISION_ROUNDS.latest_us(now_us)
+        fired = self._memory.pop_due(now_us, AHEAD_US, came_by_us)
         self._announce(fired)
         self._queue(self._on_time, fired.jobs, "decide", self._decide)
         self._queue(self._behind, fired.late_jobs, "catch up", self._catch_up)
-        return now_us if more else self._memory.next_due_us(AHEAD_US, DECISION_ROUNDS)
+        next_us = now_us if more else self._memory.next_due_us(AHEAD_US, DECISION_ROUNDS)
+        if next_us is None or next_us > now_us:
+            self._looked_through_us = came_by_us
+        return next_us
 
     def _queue(
         self, queue: DecisionQueue, job_ids: list[bytes], name: str, work: Callable[[], Awaitable[None]]
@@ -247,6 +250,22 @@ class Owner:
         superseded = self._memory.decided(sorted(decided.superseded))
         self._memory.watch(superseded, now_us + ASK_AGAIN_US)
         self._announce(self._memory.hint_again(self._memory.decided(job_ids), now_us))
+
+    def _decided_through_us(self) -> int:
+        """`Decider.decided_through_us`."""
+        if not (len(self._on_time) + len(self._behind)):
+            now_us = self._now_us()
+            is_clear = self._memory.is_clear_of_jobs(now_us)
+            self._settled_us = max(self._settled_us, now_us if is_clear else self._looked_through_us)
+        return self._settled_us
+
+    async def _say_decided(self) -> None:
+        through_us = self._decided_through_us()
+        if through_us - self._said_us >= SAY_DECIDED_AFTER_US:
+            if await say_decided(self._pool, {self.fence: from_us(through_us)}):
+                self._said_us = through_us
+            else:
+                await self._prove()
 
     # Hints.
 
@@ -322,6 +341,7 @@ class Owner:
             if self._memory.state.expiring(now_us, 1):
                 self._begin("expire", self._expire)
             if number % 2:
+                self._begin("say", self._say_decided)
                 continue
             self._admissions.look_again()
             self._ask_to_admit(())
@@ -370,10 +390,9 @@ class Owner:
             await self._read_ledger(READ_OVERDUE_JOBS, READ_OVERDUE_RUNS, (self.fence.partition, OVERDUE_S))
             self._wake.set()
 
-    async def _rebuild(self) -> None:
-        """The end of the topic first: what happens while the ledger is read is then folded on top."""
+    async def rebuild(self) -> None:
+        """From the ledger alone."""
         self._memory.clear()
-        self._fold_at = len(self._events)
         await self._read_ledger(READ_PARTITION_JOBS, READ_PARTITION_RUNS, (self.fence.partition,))
 
     async def _read_ledger(self, jobs_sql: str, runs_sql: str, params: tuple[Any, ...]) -> None:
@@ -385,12 +404,3 @@ class Owner:
         for run in runs:
             if run.lease_expires_at is not None:
                 self._memory.state.rearm_lease(run.run_id.bytes, to_us(run.lease_expires_at))
-
-
-def event_of(told: Told) -> Event:
-    """What an owner takes of an event, as `streams/event_feed.py: OwnerEvents` reads it."""
-    return Event(
-        told.event, told.job_id.bytes, bytes_of(told.run_id), told.version, told.tenant, told.queue, LANES[told.lane],
-        instant_us(told.scheduled_for), instant_us(told.due_at), instant_us(told.lease_expires_at), told.definition,
-        told.gated,
-    )  # fmt: skip

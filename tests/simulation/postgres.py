@@ -20,6 +20,7 @@ from tests.simulation.scheduler import SECOND_US, Process, Scheduler, Task, park
 TRANSACTION_TIMEOUT_US = 10 * SECOND_US
 TABLES = (
     "partitions", "jobs", "runs", "dead_runs", "job_slots", "lease_requests", "applied_commands", "placements",
+    "takeovers",
 )  # fmt: skip
 
 Rows = list[Any]

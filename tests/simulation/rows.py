@@ -11,6 +11,8 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from tests.simulation.scheduler import START
+
 
 class Row(Struct):
     """Of any table."""
@@ -18,6 +20,14 @@ class Row(Struct):
     def copied(self) -> Self:
         """For the row that takes its place."""
         return self.__copy__()  # type: ignore[attr-defined,no-any-return]
+
+
+class Taken(Row):
+    """A takeover that the ledger remembers."""
+
+    partition: int
+    epoch: int
+    owner: str
 
 
 class Partition(Row):
@@ -32,6 +42,7 @@ class Partition(Row):
     consumed_offset: int = 0
     moved: int | None = None
     settled: int = 0
+    decided_through: datetime = START
 
 
 class Job(Row):

@@ -21,6 +21,8 @@ MUTANTS: dict[str, str] = {
     "freed slot": "the end of a lease does not free the slot",
     "job states": "a run comes back to its job beside the job's pause or deletion",
     "cursor": "a job's cursor is moved from wherever it is by then: its compare-and-set is left out",
+    "every missed event": "an owner with a kept state misses events of those who had the partition meanwhile",
+    "wait for the relay": "a kept state counts as whole while events of the epochs before are still in the outbox",
     "repeated hints": "a hint that was lost is not sent again",
     "publish first": "events are deleted from the outbox before the broker has them",
     "move lock": "a move copies while writers are still at it",

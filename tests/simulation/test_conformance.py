@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -16,8 +17,11 @@ from ledger.advances import Advance, advance_jobs
 from ledger.cancellations import owners_of_runs
 from ledger.completions import Completion, Failure, complete_runs, expire_leases, fail_runs, lease_expiries, what_ended
 from ledger.connection import Pool
+from ledger.fence import say_decided
 from ledger.lease_requests import recall_leases
 from ledger.leases import Beat, HeldLease, LeaseAsk, extend_leases, lease_runs, release_runs
+from ledger.outbox import last_unpublished, oldest_unpublished
+from ledger.partitions import is_told_since
 from ledger.runs import find_due, read_run, read_runs
 from schemas.commands import (
     CancelRun,
@@ -330,3 +334,39 @@ async def test_what_is_done_amid_another_transaction_comes_to_the_same(
         scene = await Scene.made(doings, overlap)
         await twins.do_amid(scene.act(first), scene.act(second))
         await twins.compare(f"{second} amid {first}")
+
+
+async def test_what_an_opening_asks_is_answered_alike(ledger_pool: Pool) -> None:
+    twins = Twins(ledger_pool, START)
+    await twins.take_over("a")
+    first = twins.fence.epoch
+    await twins.take_over("b")
+    fence, doings = twins.fence, Doings(twins, 1)
+
+    def asked(since: int, owner: str) -> Act:
+        async def body(tx: Any) -> Any:
+            is_empty = await last_unpublished(tx.conn) is None, await oldest_unpublished(tx.conn) is None
+            return await is_told_since(tx.conn, fence, since, owner), is_empty
+
+        return Act(f"asked since {since} of {owner}", body)
+
+    for since, owner in ((first, "a"), (first, "b"), (fence.epoch, "b"), (first - 1, "a")):
+        await twins.do(asked(since, owner))
+    await twins.do(doings.apply(doings.create()))
+    assert await twins.do(asked(first, "a")) == (True, (False, False))
+
+
+async def test_how_far_decisions_are_is_said_alike(ledger_pool: Pool) -> None:
+    twins = Twins(ledger_pool, START)
+    await twins.take_over("a")
+    fence, later = twins.fence, datetime.now(UTC) + timedelta(days=1)
+    said = [
+        (replace(fence, owner="another"), later),
+        (replace(fence, epoch=fence.epoch - 1), later),
+        *[(fence, later + n * SECOND) for n in (0, 0, 1, -1)],
+    ]
+    for claimed, through in said:
+        expected = await say_decided(ledger_pool, {claimed: through})
+        came = twins.model.spawn(say_decided(twins.model.pool, {claimed: through}))  # type: ignore[arg-type]
+        twins.model.settle()
+        assert came == [expected], (claimed, through)

@@ -23,6 +23,8 @@ AIMED: dict[str, tuple[str, ...]] = {
     "prepared place": ("move",),
     "cursor": ("lose_commits", "slow_shard"),
     "copy fence": ("move",),
+    "every missed event": ("storm", "storm", "kill_relay", "slow_broker"),
+    "wait for the relay": ("storm", "storm", "kill_relay", "slow_broker"),
 }
 
 

@@ -39,7 +39,7 @@ def test_a_simulation_has_much_of_everything() -> None:
         "run_scheduled", "run_leased", "run_completed", "run_retried", "run_released", "run_dead", "run_held",
         "run_cancelled", "run_skipped",
     }  # fmt: skip
-    assert acts == {"taken over", "outcome", "extended"}
+    assert acts == {"taken over", "outcome", "extended", "decided through"}
     assert {each.status for outcome in outcomes for each in outcome.seen.of_kind("answered")} >= {200, 409}
     assert any(outcome.faults for outcome in outcomes)
 

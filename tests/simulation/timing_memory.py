@@ -65,6 +65,9 @@ class StoredTimers(TimingState):
         self._db: Any = store
         self._leases_from_us = 0
 
+    def keys(self) -> int:
+        return len(self._db.keys(b"", b"\xff"))
+
     def clear(self) -> None:
         self._db.clear()
         self._leases_from_us = 0

@@ -22,7 +22,7 @@ from ledger.outbox import OutboxRow, read_outbox
 from schemas.errors import EpochLost, LedgerUnavailable
 from tests.ledger.owned_partition import until_someone_waits_for_a_lock
 from tests.simulation.postgres import Pool, Shard
-from tests.simulation.rows import DeadRun, Job, Outcome, Partition, Row, Run, Told
+from tests.simulation.rows import DeadRun, Job, Outcome, Partition, Row, Run, Taken, Told
 from tests.simulation.scheduler import SECOND_US, Scheduler, Task, park
 
 PARTITION = 3
@@ -105,7 +105,9 @@ class Twins:
 
     async def take_over(self, owner: str) -> None:
         taken = (await take_over(self.pool, PARTITION, owner)).fence
-        self.model.shard.tables["partitions"][PARTITION] = Partition(PARTITION, taken.epoch, owner)
+        tables = self.model.shard.tables
+        tables["partitions"][PARTITION] = Partition(PARTITION, taken.epoch, owner)
+        tables["takeovers"][PARTITION, taken.epoch] = Taken(PARTITION, taken.epoch, owner)
         self.fence = taken
 
     async def do(self, act: Act) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-TrialName = Literal["late worker", "long handler", "policies", "outages", "frozen owner"]
+TrialName = Literal["late worker", "long handler", "policies", "outages", "frozen owner", "returning owner"]
 
 
 class Replacement(NamedTuple):
@@ -271,6 +271,18 @@ MUTANTS = (
                 'TAKE_OVER = "SELECT epoch, previous_owner, consumed_offset, decided_through FROM take_over(%s, %s)"',
                 'TAKE_OVER = """WITH a AS (SELECT %s::int AS p, %s::text AS o) UPDATE partitions SET owner = a.o FROM a'
                 ' WHERE partition = a.p RETURNING epoch, NULL::text, consumed_offset, decided_through"""',
+            ),
+        ),
+    ),
+    Mutant(
+        "an owner that returns with its state leaves out what others did meanwhile",
+        "returning owner",
+        ("decisions_are_as_far_as_is_said",),
+        (
+            Replacement(
+                "streams/opening.py",
+                "self._memory.fold(events, Position(position.epoch, next_offset))",
+                "self._memory.fold([], Position(position.epoch, next_offset))",
             ),
         ),
     ),

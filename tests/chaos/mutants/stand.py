@@ -61,6 +61,7 @@ class Stand:
         self.recurring: set[str] = set()
         self.still: list[Still] = []
         self.edited: list[Edited] = []
+        self.undecided: dict[str, datetime] = {}
 
     def close(self) -> None:
         self._epochs.close()
@@ -174,6 +175,18 @@ class Stand:
         Notebook(self.entries, worker).note("finished", run.run_id, run.lease_token)
         return await self.complete(run, worker)
 
+    def undecided_now(self) -> dict[str, datetime]:
+        """Of what recurs, the jobs of which an owner has said too much, and what."""
+        return dict(
+            self.ask(
+                """
+                SELECT job_id::text, decided_through FROM jobs JOIN partitions USING (partition)
+                WHERE job_id::text = ANY (%s) AND state = 'active' AND next_fire_at < decided_through
+                """,
+                list(self.recurring),
+            )
+        )
+
     # --- waiting and judging ---
 
     async def wait_for(self, condition: Callable[[], bool], within_s: float = 30) -> bool:
@@ -201,6 +214,7 @@ class Stand:
             still=self.still,
             edited=self.edited,
             holdings=read_holdings(self.installation),
+            undecided=self.undecided,
         )
         return [*check(history).violations, *broken(promises)]
 

@@ -165,12 +165,30 @@ async def frozen_owner(stand: Stand, _: Link) -> None:
         await stand.wait_for(lambda: stand.finished() >= done + 2 * len(stand.recurring))
 
 
+async def returning_owner(stand: Stand, _: Link) -> None:
+    """An owner ends, jobs are created while another one has everything, and it returns with the state that it had."""
+    installation = stand.installation
+    await stand.wait_for(installation.is_shared, FREEZE_DEADLINE_S)
+    await asyncio.to_thread(installation.stop, "streams-0")
+    await stand.wait_for(lambda: set(installation.holders().values()) == {"streams-1"}, FREEZE_DEADLINE_S)
+    stand.recur_in_every_partition(every(2))
+    async with working(stand):
+        await stand.wait_for(lambda: stand.finished() >= len(stand.recurring))
+        await asyncio.to_thread(installation.start, "streams-0")
+        await stand.wait_for(installation.is_shared, FREEZE_DEADLINE_S)
+        [(now,)] = stand.ask("SELECT now() + interval '4 s'")  # in which all jobs fire
+        said = "SELECT 1 FROM partitions HAVING min(decided_through) > %s"
+        await stand.wait_for(lambda: bool(stand.ask(said, now)), FREEZE_DEADLINE_S)
+        stand.undecided |= stand.undecided_now()
+
+
 TRIALS: dict[TrialName, TrialPlan] = {
     "late worker": TrialPlan(late_worker),
     "long handler": TrialPlan(long_handler),
     "policies": TrialPlan(policies),
     "outages": TrialPlan(outages),
     "frozen owner": TrialPlan(frozen_owner, ("streams-0", "streams-1", "api", "relay")),
+    "returning owner": TrialPlan(returning_owner, ("streams-0", "streams-1", "api", "relay")),
 }
 
 

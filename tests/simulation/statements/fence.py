@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from datetime import datetime
 from typing import Any
 
 from ledger.fence import (
@@ -11,13 +12,13 @@ from ledger.fence import (
     FENCE_PARTITIONS,
     HOLD_JOB_STATES,
     RELEASE_PARTITION,
+    SAY_DECIDED,
     TAKE_OVER,
 )
 from ledger.partitions import ADVANCE_OFFSET
 from schemas.errors import EpochLost
 from tests.simulation.postgres import Claim, Rows, Transaction, models
-from tests.simulation.rows import Partition
-from tests.simulation.scheduler import START
+from tests.simulation.rows import Partition, Taken
 
 Statement = Generator[int, Any, Rows]
 
@@ -79,19 +80,52 @@ def take_over(tx: Transaction, params: Any) -> Statement:
     taken = found.copied()
     taken.epoch, taken.owner = found.epoch + tx.keeps("epoch grows"), owner
     tx.put("partitions", number, taken)
+    tx.place("takeovers", (number, taken.epoch), Taken(number, taken.epoch, owner))
     tx.acts.append(("taken over", number, taken.epoch, owner, found.consumed_offset))
-    return [(taken.epoch, found.owner, found.consumed_offset, START)]
+    return [(taken.epoch, found.owner, found.consumed_offset, found.decided_through)]
 
 
 @models(RELEASE_PARTITION)
 def release_partition(tx: Transaction, params: Any) -> Statement:
-    _, number, epoch, owner = params
+    through, number, epoch, owner = params
     found = yield from tx.lock("partitions", number)
     if found is not None and (found.epoch, found.owner) == (epoch, owner):
         released = found.copied()
         released.owner = None
-        tx.put("partitions", number, released)
+        _say(tx, released, through)
     return []
+
+
+@models(SAY_DECIDED)
+def say_decided(tx: Transaction, params: Any) -> Statement:
+    """A row that somebody else is writing to is skipped."""
+    said: Rows = []
+    for number, epoch, owner, through in zip(*params, strict=True):
+        found: Partition | None = tx.get("partitions", number)
+        if found is None or (found.epoch, found.owner) != (epoch, owner) or found.decided_through >= through:
+            continue
+        if tx.shard.locks.is_others(tx, ("partitions", number)):
+            continue
+        yield from tx.lock("partitions", number)
+        _say(tx, found.copied(), through)
+        said.append((number,))
+    return said
+
+
+def _say(tx: Transaction, partition: Partition, through: datetime | None) -> None:
+    """Where it is news: what recurs and has an occurrence before it, and so no decision of that, is noted for who
+    watches."""
+    tx.put("partitions", partition.partition, partition)
+    if through is None or through <= partition.decided_through:
+        return
+    partition.decided_through = through
+    undecided = [
+        job.job_id
+        for job in tx.all("jobs")
+        if job.partition == partition.partition and job.state == "active" and "everySeconds" in job.definition
+        if job.next_fire_at is not None and job.next_fire_at < through
+    ]
+    tx.acts.append(("decided through", partition.partition, partition.epoch, through, undecided))
 
 
 @models(ADVANCE_OFFSET)

@@ -10,7 +10,8 @@ from typing import Any
 
 from ledger.connection import CONFIRM_COMMITS
 from ledger.jobs import READ_OVERDUE_JOBS, READ_PARTITION_JOBS
-from ledger.outbox import DELETE_FROM_OUTBOX, READ_OUTBOX
+from ledger.outbox import DELETE_FROM_OUTBOX, LAST_UNPUBLISHED, OLDEST_UNPUBLISHED, READ_OUTBOX
+from ledger.partitions import IS_TOLD_SINCE
 from ledger.runs import FIND_DUE, READ_OVERDUE_RUNS, READ_PARTITION_RUNS, READ_RUN, READ_RUNS
 from tests.simulation.postgres import Rows, Transaction, models
 from tests.simulation.rows import Job, Run
@@ -97,6 +98,27 @@ def read_run(tx: Transaction, params: Any) -> Rows:
 def read_outbox(tx: Transaction, params: Any) -> Rows:
     """In id order, which is not the order of commits."""
     return sorted(tx.shard.outbox.values(), key=lambda told: told.row)[: params[0]]
+
+
+@models(LAST_UNPUBLISHED)
+def last_unpublished(tx: Transaction, _params: Any) -> Rows:
+    return [(max(tx.shard.outbox, default=None),)]
+
+
+@models(OLDEST_UNPUBLISHED)
+def oldest_unpublished(tx: Transaction, _params: Any) -> Rows:
+    first = min(tx.shard.outbox, default=None)
+    return [] if first is None else [(first, (tx.now - tx.shard.outbox[first].at).total_seconds())]
+
+
+@models(IS_TOLD_SINCE)
+def is_told_since(tx: Transaction, params: Any) -> Rows:
+    """Every epoch from that one on is a takeover, and the first of them the owner's."""
+    number, since, epoch = params["partition"], params["since"], params["epoch"]
+    owners = [
+        taken and taken.owner for each in range(since, epoch + 1) for taken in [tx.get("takeovers", (number, each))]
+    ]
+    return [(None not in owners and owners[:1] == [params["owner"]],)]
 
 
 @models(DELETE_FROM_OUTBOX)
