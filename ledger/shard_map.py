@@ -19,6 +19,7 @@ from ledger.confirmed_connection import patience
 from ledger.connection import CONFIRM_COMMITS, Connection, Pool, session
 from ledger.fence import API_SILENCE_S
 from ledger.partitions import partition_count
+from ledger.poolers import prove_session
 from schemas.errors import LedgerMismatch, LedgerUnavailable
 from schemas.ids import MAX_PARTITIONS
 
@@ -107,11 +108,12 @@ async def await_shard_map(home: Pool) -> ShardMap:
             await asyncio.sleep(ASK_AGAIN_S)
 
 
-READ_OWN_NUMBER = "SELECT value FROM settings WHERE key = 'shard'"
+READ_OWN_NUMBER = "SELECT value, pg_backend_pid() FROM settings WHERE key = 'shard'"
 
 
 async def prove_shard(conn: Connection, shard: int, partitions: int) -> None:
-    """Raises LedgerMismatch unless this database is that shard of a ledger with so many partitions."""
+    """Raises LedgerMismatch unless this database is that shard of a ledger with so many partitions, and the session
+    is one of ours alone."""
     where = f"{conn.info.host}:{conn.info.port}/{conn.info.dbname}"
     with suppress(UndefinedTable):
         row = await (await conn.execute(READ_OWN_NUMBER)).fetchone()
@@ -120,6 +122,7 @@ async def prove_shard(conn: Connection, shard: int, partitions: int) -> None:
         if row is not None:
             if (count := await partition_count(conn)) != partitions:
                 raise LedgerMismatch([f"{where} is of a ledger with {count} partitions, not {partitions}"])
+            await prove_session(conn, row[1])
             return
     raise LedgerMismatch([f"{where} is no shard: run `fencepostd init`"])
 

@@ -43,6 +43,8 @@ async def test_drain_ends_the_poll_and_lets_running_handlers_finish(bench: Bench
 async def test_handler_that_outlasts_the_deadline_is_stopped_and_its_attempt_fails_for_an_immediate_retry(
     bench: Bench,
 ) -> None:
+    """Case shd-002 has the attempt not counted. Here it is, for the handler may have done half its work; and one that
+    takes longer than every deadline would be started for ever, with each deployment, and never be a dead letter."""
     [run_id] = bench.server.add(None)
     reasons: list[Any] = []
 
