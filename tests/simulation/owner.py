@@ -25,7 +25,7 @@ from streams.decision_queue import DecisionQueue
 from streams.decision_rounds import BATCH
 from streams.decisions import Asked, Decided, decide
 from streams.partition_memory import Fired
-from streams.partition_owner import APPLY_AGAIN_S, COMMAND_BATCH, COMMAND_BATCH_BYTES, EXPIRY_BATCH
+from streams.partition_owner import APPLY_AGAIN_S, COMMAND_BATCH, COMMAND_BATCH_BYTES, EXPIRY_BATCH, SUCCESSOR_LOOK_S
 from streams.rebuild import OVERDUE_S, _job_event, run_event_of, take_in
 from streams.timekeeper import AHEAD_US, DECISION_ROUNDS, LONGEST_SLEEP_US
 from streams.timers import Position, Waiting, from_us, to_us
@@ -84,6 +84,24 @@ class Owner:
         self._begin("feed", self._feed)
         self._read_from(self.inbox.next_offset)
 
+    def leave(self) -> None:
+        """Commands are for the next owner; all else goes on until there is one."""
+        self._hear_no_commands()
+        for name in ("seek", "read", "apply"):
+            if name in self._under_way:
+                self._scheduler.cancel(self._under_way[name])
+        self._begin("look for a successor", self._look_for_successor)
+
+    async def _look_for_successor(self) -> None:
+        while True:
+            await sleep(int(SUCCESSOR_LOOK_S * SECOND_US))
+            await self._prove()
+
+    def _hear_no_commands(self) -> None:
+        self.inbox.close()
+        if self._hear_command in self._broker.hears_commands:
+            self._broker.hears_commands.remove(self._hear_command)
+
     async def close(self, *, release: bool) -> None:
         """Raises LedgerUnavailable when it could not be released."""
         through = from_us(self._decided_through_us())  # now: what is cancelled leaves the queues
@@ -92,9 +110,8 @@ class Owner:
             await release_partition(self._pool, self.fence, through)
 
     def stop(self) -> None:
-        self.inbox.close()
-        if self._hear_command in self._broker.hears_commands:
-            self._broker.hears_commands.remove(self._hear_command)
+        self._hear_no_commands()
+        if self._hear_event in self._broker.hears_events:
             self._broker.hears_events.remove(self._hear_event)
         for task in list(self._under_way.values()):
             self._scheduler.cancel(task)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ledger.fence import take_over
 from schemas.errors import EpochLost, LedgerMismatch, TryAgain
+from streams.ownership import HAND_OVER_WITHIN_S
 from tests.simulation.kafka import Broker
 from tests.simulation.owner import Owner
 from tests.simulation.placements import Placements
@@ -38,13 +39,15 @@ class StreamsProcess:
         self.placements = Placements(self._pools)
         self._wanted: set[int] = set()
         self._generation = 0
+        self._has_left = False
         self._owners: dict[int, Owner] = {}
+        self._leaving: dict[int, Owner] = {}
         self._taking: dict[int, Task] = {}
         self._closing: set[int] = set()
         self.scheduler.spawn(self._beat(), self.process)
 
     async def _beat(self) -> None:
-        while True:
+        while not self._has_left:
             self.group.beat(self)
             await sleep(BEAT_US)
 
@@ -58,19 +61,23 @@ class StreamsProcess:
             self._assign(partitions)
 
     def _assign(self, partitions: set[int]) -> None:
+        if self._has_left:
+            return
         self._wanted = partitions
         for partition in sorted(set(self._taking) - partitions):
             self.scheduler.cancel(self._taking.pop(partition))
         for partition in sorted(set(self._owners) - partitions):
+            self._leave(partition)
+        for partition in sorted(set(self._leaving) & partitions):
             self._let_go(partition, release=True)
         for partition in sorted(partitions - set(self._owners) - set(self._taking)):
             self._taking[partition] = self.scheduler.spawn(self._take_over(partition), self.process)
 
     async def shut_down(self) -> None:
-        """SIGTERM: everything is released, then the group is left."""
+        """SIGTERM: the group is left, then others take over, or everything is released."""
         self._assign(set())
-        while self._closing:
-            await sleep(SECOND_US // 50)
+        self._has_left = True
+        await sleep(int(self.scheduler.random.random() * SECOND_US))
         self.group.leave(self)
 
     async def _take_over(self, partition: int) -> None:
@@ -103,8 +110,12 @@ class StreamsProcess:
                 return None
 
     def on_lost(self, owner: Owner) -> None:
-        """Its memory is dropped; it is taken back only if it is still ours when we would know."""
+        """Its memory is dropped, unless another was to take over; it is taken back only if it is still ours when we
+        would know."""
         partition = owner.fence.partition
+        if self._leaving.get(partition) is owner:
+            del self._leaving[partition]
+            return
         self.stores[partition] = Store()
         if self._owners.get(partition) is owner:
             del self._owners[partition]
@@ -118,8 +129,18 @@ class StreamsProcess:
         if partition in self._wanted:
             self._assign(self._wanted)
 
+    def _leave(self, partition: int) -> None:
+        owner = self._leaving[partition] = self._owners.pop(partition)
+        owner.leave()
+        self.scheduler.spawn(self._release_left(partition, owner), self.process)
+
+    async def _release_left(self, partition: int, owner: Owner) -> None:
+        await sleep(int(HAND_OVER_WITHIN_S * SECOND_US))
+        if self._leaving.get(partition) is owner:
+            self._let_go(partition, release=True)
+
     def _let_go(self, partition: int, *, release: bool) -> None:
-        owner = self._owners.pop(partition)
+        owner = self._owners.pop(partition, None) or self._leaving.pop(partition)
         self._closing.add(partition)
         self.scheduler.spawn(self._close(partition, owner, release), self.process)
 
