@@ -165,8 +165,9 @@ def _first_after(schedule: Schedule, after: datetime, job: Job) -> datetime | No
 
 
 def _has_decided(job: Job, fire: datetime) -> bool:
-    """Whether the schedule until now had this occurrence before its cursor, as after a failover to an earlier clock."""
-    if job.next_fire_at is None or fire >= job.next_fire_at:
+    """Whether the schedule until now had this occurrence before its cursor, or its end: now may be earlier than that,
+    as after a failover to an earlier clock, or in a transaction that has stood still since its beginning."""
+    if job.next_fire_at is not None and fire >= job.next_fire_at:
         return False
     try:
         former = parse_schedule(schedule_json(job), job_id=job.job_id)

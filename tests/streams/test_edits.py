@@ -176,6 +176,22 @@ async def test_what_the_old_schedule_has_had_does_not_come_again_by_a_clock_that
     assert await simulation.runs(job_id) == [NINE + HOUR / 2]
 
 
+async def test_what_a_schedule_that_has_ended_has_had_does_not_come_again_by_a_clock_that_was_put_back(
+    simulation: Simulation,
+) -> None:
+    ending = {"cron": "0 * * * *", "endAt": (NINE + MINUTE).isoformat()}
+    command = create(job_on(PARTITION), ending, issued_at=simulation.now)
+    await simulation.apply(command)
+    await simulation.run_until(NINE)
+    [run_id] = await simulation.poll()
+    [lease] = await simulation.lease(run_id)
+    assert await simulation.complete(lease)
+    assert await simulation.runs(command.job_id) == []
+    simulation.clock.now = NINE - SECOND
+    await simulation.apply(update(command.job_id, {"cron": "0,30 * * * *"}))
+    assert await simulation.runs(command.job_id) == [NINE + HOUR / 2]
+
+
 async def test_a_waiting_run_is_cancelled_and_its_schedule_goes_on(simulation: Simulation) -> None:
     [job_id] = await hourly(simulation)
     [run_id] = await simulation.run_ids(job_id)
