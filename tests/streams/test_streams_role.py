@@ -54,9 +54,11 @@ class Streams:
     topics: Topics = field(default_factory=lambda: Topics(f"test-{uuid4().hex[:12]}"))
 
     @asynccontextmanager
-    async def role(self, name: str, session_timeout_s: float = SESSION_TIMEOUT_S) -> AsyncIterator[Ownership]:
-        """A running role, stopped gracefully at the end. Fails if it failed."""
-        ownership, stop = Ownership(name, MEMBERSHIP_KNOWN_S), asyncio.Event()
+    async def role(
+        self, name: str, session_timeout_s: float = SESSION_TIMEOUT_S, stop: asyncio.Event | None = None
+    ) -> AsyncIterator[Ownership]:
+        """A running role, stopped gracefully at the end, or by `stop` before that. Fails if it failed."""
+        ownership, stop = Ownership(name, MEMBERSHIP_KNOWN_S), stop or asyncio.Event()
         folder = self.folder / name
         role = StreamsRole(
             name, self.dsn, self.bootstrap, self.topics, Codec(), folder, session_timeout_s=session_timeout_s
@@ -205,12 +207,14 @@ async def test_roles_that_restart_together_have_again_what_they_had_and_go_on_fr
 ) -> None:
     """Also the one that comes later: until then the other one has all partitions, and works on them."""
     shares: dict[str, list[int]] = {}
+    stop = asyncio.Event()
     async with streams.relay():
-        async with streams.role("a") as a, streams.role("b") as b:
+        async with streams.role("a", stop=stop) as a, streams.role("b", stop=stop) as b:
             streams.produce([create(job_on(partition)) for partition in ALL])
             await until(lambda: streams.consumed(PARTITIONS))
             await until(lambda: len(a.partitions()) == len(b.partitions()) == PARTITIONS // 2)
             shares |= {"a": a.partitions(), "b": b.partitions()}
+            stop.set()
         rebuilds.seen.clear()
         async with streams.role(first) as one:
             await until(lambda: one.partitions() == ALL)
@@ -220,6 +224,7 @@ async def test_roles_that_restart_together_have_again_what_they_had_and_go_on_fr
                 await until(lambda: len(other.partitions()) == PARTITIONS // 2)
                 await until(lambda: sorted(one.partitions() + other.partitions()) == ALL)
                 assert (one.partitions(), other.partitions()) == (shares[first], shares[second])
+                await until(lambda: len(one.owners()) == PARTITIONS // 2)  # it sees that it has been replaced
                 assert [len(_known_runs(owner)) for owner in (*one.owners(), *other.owners())] == [2] * PARTITIONS
     assert set(rebuilds.of(first)) <= set(shares[second])
     assert rebuilds.of(second) == []
