@@ -53,6 +53,7 @@ def test_faust_is_the_version_that_was_read() -> None:
         (AIOKafkaConsumerThread, "_keepalive2", ["self"]),
         (BaseConsumer, "resume_flow", ["self"]),
         (Fetcher, "_create_fetch_waiter", ["self"]),
+        (Fetcher, "_get_actions_per_node", ["self", "assignment"]),
         (Fetcher, "_notify", ["self", "future"]),
         (PartitionAssignor, "metadata", ["self", "topics"]),
         (PartitionAssignor, "_perform_assignment", ["self", "cluster", "member_metadata"]),
@@ -97,6 +98,11 @@ def test_what_we_override_or_call_has_the_shape_we_rely_on(home: type, name: str
         (Record.from_data, "__strict__=False", "a field more in what a member tells is no error"),
         (MethodQueue.call, "call_soon_threadsafe(self._queue_put", "a call wakes the thread, which has no timer"),
         (Fetcher._fetch_requests_routine, "for waiter in self._fetch_waiters", "who waits is told of what was fetched"),
+        (
+            Fetcher._fetch_requests_routine,
+            "if not task.done(): task.cancel() with contextlib.suppress(asyncio.CancelledError): await task",
+            "a fetch that has just ended counts as under way after a rebalance; without that nothing has to settle",
+        ),
     ],
 )
 def test_faust_still_does_what_we_build_on(method: Any, text: str, why: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -18,79 +18,25 @@ from faust.assignor import PartitionAssignor
 from prometheus_client import REGISTRY
 
 from connectors.stack import KafkaBroker
-from ledger.connection import Connection, Pool, session
+from ledger.connection import Connection, Pool
 from ledger.outbox import Unpublished, oldest_unpublished
-from ledger.partitions import PartitionStatus, list_partitions
 from schemas.codec import Codec
-from schemas.commands import Command
 from streams import faust_app, opening, topic_ends
-from streams.faust_app import SESSION_TIMEOUT_S
+from streams.faust_app import FETCHER_LOOK_S, SETTLING_LOOK_S
 from streams.opening import Opening
-from streams.outbox_relay import OutboxRelay
 from streams.ownership import Ownership
 from streams.partition_owner import PartitionOwner
 from streams.rejections import RawCommand
 from streams.streams_role import StreamsRole
-from streams.topics import READY_PARTITIONS, Topics, create_topics
+from streams.topics import READY_PARTITIONS, create_topics
 from tests.ledger_fixtures import PARTITIONS
-from tests.streams.commands import create, job_on, pause, produce, resume, wire
+from tests.streams.commands import create, job_on, wire
 from tests.streams.ledger_dump import dump, fetch
+from tests.streams.roles import ALL, MEMBERSHIP_KNOWN_S, Streams, toggling
 from tests.streams.waiting import DEADLINE_S, until
 
-ALL = list(range(PARTITIONS))
-MEMBERSHIP_KNOWN_S = 1.0
 # What owning and reading change in the ledger without any command taking effect.
 OF_OWNERS = ("epoch", "owner", "owner_since", "decided_through")
-
-
-@dataclass
-class Streams:
-    """Streams processes of one installation, as roles in this process."""
-
-    dsn: str
-    pool: Pool
-    bootstrap: str
-    folder: Path
-    topics: Topics = field(default_factory=lambda: Topics(f"test-{uuid4().hex[:12]}"))
-
-    @asynccontextmanager
-    async def role(
-        self, name: str, session_timeout_s: float = SESSION_TIMEOUT_S, stop: asyncio.Event | None = None
-    ) -> AsyncIterator[Ownership]:
-        """A running role, stopped gracefully at the end, or by `stop` before that. Fails if it failed."""
-        ownership, stop = Ownership(name, MEMBERSHIP_KNOWN_S), stop or asyncio.Event()
-        folder = self.folder / name
-        role = StreamsRole(
-            name, self.dsn, self.bootstrap, self.topics, Codec(), folder, session_timeout_s=session_timeout_s
-        )
-        task = asyncio.create_task(role.run(stop, ownership))
-        try:
-            yield ownership
-        finally:
-            stop.set()
-            async with asyncio.timeout(30):
-                await task
-
-    @asynccontextmanager
-    async def relay(self) -> AsyncIterator[None]:
-        stop = asyncio.Event()
-        task = asyncio.create_task(OutboxRelay(self.dsn, self.bootstrap, self.topics, Codec()).run(stop))
-        try:
-            yield
-        finally:
-            stop.set()
-            async with asyncio.timeout(30):
-                await task
-
-    async def partitions(self) -> list[PartitionStatus]:
-        async with session(self.pool) as conn:
-            return await list_partitions(conn)
-
-    def produce(self, commands: Sequence[Command]) -> None:
-        produce(self.bootstrap, self.topics.commands, commands)
-
-    async def consumed(self, records: int) -> bool:
-        return sum(status.consumed_offset for status in await self.partitions()) >= records
 
 
 @pytest.fixture
@@ -98,54 +44,6 @@ def streams(ledger_dsn: str, ledger_pool: Pool, kafka_broker: KafkaBroker, tmp_p
     streams = Streams(ledger_dsn, ledger_pool, kafka_broker.bootstrap, tmp_path)
     create_topics(streams.bootstrap, streams.topics, PARTITIONS)
     return streams
-
-
-class Toggles:
-    """Jobs that are paused and resumed in turn: their versions tell whether each command took effect, once, in turn."""
-
-    def __init__(self, streams: Streams) -> None:
-        self._streams = streams
-        self.jobs = [job_on(partition) for partition in ALL]
-        self.rounds = 0
-        self.records = 0
-
-    def begin(self) -> None:
-        self._send([create(job_id) for job_id in self.jobs])
-
-    def toggle(self, rounds: int = 1) -> None:
-        for _ in range(rounds):
-            self._send([command(job_id) for job_id in self.jobs for command in (pause, resume)])
-            self.rounds += 1
-
-    async def keep_on(self, while_running: asyncio.Event) -> None:
-        while while_running.is_set():
-            await asyncio.to_thread(self.toggle)
-            await asyncio.sleep(0.05)
-
-    async def check(self) -> None:
-        await until(lambda: self._streams.consumed(self.records))
-        versions = dict(await fetch(self._streams.pool, "SELECT job_id, version FROM jobs"))
-        assert versions == dict.fromkeys(self.jobs, 1 + 2 * self.rounds)
-        assert await fetch(self._streams.pool, "SELECT DISTINCT outcome FROM applied_commands") == ["applied"]
-
-    def _send(self, commands: Sequence[Command]) -> None:
-        self._streams.produce(commands)
-        self.records += len(commands)
-
-
-@asynccontextmanager
-async def toggling(streams: Streams) -> AsyncIterator[Toggles]:
-    """Commands all the while; at the end each must have been applied once, in order."""
-    toggles, running = Toggles(streams), asyncio.Event()
-    toggles.begin()
-    running.set()
-    task = asyncio.create_task(toggles.keep_on(running))
-    try:
-        yield toggles
-    finally:
-        running.clear()
-        await task
-    await toggles.check()
 
 
 @pytest.mark.apache_kafka(reason="on tansu a join waits for half the session timeout")
@@ -160,6 +58,22 @@ async def test_two_roles_share_the_partitions_and_one_that_stops_hands_over_at_o
         await until(lambda: a.partitions() == ALL)  # which gives up long before the group would give b up
         rounds = toggles.rounds
         await until(lambda: toggles.rounds > rounds + 2)
+
+
+async def test_a_fetcher_looks_as_often_as_ever_from_a_rebalance_s_beginning_until_it_is_settled(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fetch that ends just as a rebalance cancels it is taken for one under way until the fetcher looks again."""
+    monkeypatch.setattr(faust_app, "SETTLING_S", 0.01)
+    periods_s, look_every = list[float](), faust_app._ConsumerThread._look_every
+
+    def noting(thread: faust_app._ConsumerThread, period_s: float) -> None:
+        look_every(thread, period_s)
+        periods_s.append(thread._fetcher()._fetcher_timeout)
+
+    monkeypatch.setattr(faust_app._ConsumerThread, "_look_every", noting)
+    async with streams.role("a"):
+        await until(lambda: periods_s[:2] == [SETTLING_LOOK_S, FETCHER_LOOK_S])
 
 
 async def test_a_third_role_gets_its_share_and_the_others_keep_theirs_undisturbed(streams: Streams) -> None:
