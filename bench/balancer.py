@@ -32,6 +32,10 @@ class Balancer:
         self._thread = threading.Thread(target=self._loop.run_forever, name="balancer", daemon=True)
         self._thread.start()
 
+    def sends_to(self, port: int) -> bool:
+        """Whether new connections may go there. So they may wherever it does not stand before."""
+        return port in self._ready or port not in self._ports
+
     def close(self) -> None:
         """End every connection, and the thread."""
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()

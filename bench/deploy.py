@@ -37,14 +37,14 @@ class Step(NamedTuple):
     seen: Seen
 
 
-def measure(local: Local, url: str, rate: float, period_s: int, watch_s: float, lasting: int) -> Figures:
-    """url: where workers find the APIs."""
-    load = Load(local, period_s)
+def measure(local: Local, balancer: Balancer, rate: float, period_s: int, watch_s: float, lasting: int) -> Figures:
+    """balancer: of the APIs."""
+    load, url = Load(local, period_s), balancer.url
     with steady_worker(local, QUEUE, url) as worker, lasting_runs(local, lasting, url) as lasts:
         load.raise_to(rate)
         worker.watch("warm-up", time.monotonic() + watch_s)
         before = worker.watch("before", time.monotonic() + watch_s)
-        steps = deployed(local, worker)
+        steps = deployed(local, balancer, worker)
         after = worker.watch("after", time.monotonic() + watch_s)
         leases = lasts.end()
     return {
@@ -61,12 +61,12 @@ def measure(local: Local, url: str, rate: float, period_s: int, watch_s: float, 
     }
 
 
-def deployed(local: Local, worker: SteadyWorker) -> list[Step]:
+def deployed(local: Local, balancer: Balancer, worker: SteadyWorker) -> list[Step]:
     """Restart every process, one after the other."""
     steps = []
     for part in in_order(status.name for status in local.stack.status()):
         began = time.monotonic()
-        restarted = restart(local, part)
+        restarted = restart(local, part, balancer)
         steps.append(Step(restarted, time.monotonic() - began, worker.look()))
         say(f"{part}: gone after {restarted.ended_s:.1f} s, ready {restarted.began_s:.1f} s later")
     return steps
@@ -93,7 +93,7 @@ def main(rate: float, period_s: int, watch_s: float, lasting: int) -> None:
     with cluster(**PAIRS, notice_s=NOTICE_S) as local:
         ports = [local.stack.port_for(name) for name in names_of("api", PAIRS["apis"])]
         with closing(Balancer(ports)) as balancer:
-            report("deploy", measure(local, balancer.url, rate, period_s, watch_s, lasting))
+            report("deploy", measure(local, balancer, rate, period_s, watch_s, lasting))
 
 
 if __name__ == "__main__":

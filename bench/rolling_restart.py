@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import httpx
 
+from bench.balancer import Balancer
 from connectors.stack import StackError
 from connectors.stack.part import Part
 from fencepostd.local import Local
@@ -37,16 +38,17 @@ def in_order(parts: Iterable[str]) -> list[str]:
     return sorted((part for part in parts if role_of(part) in ORDER), key=lambda part: ORDER.index(role_of(part)))
 
 
-def restart(local: Local, part: str) -> Restarted:
-    """SIGTERM, and once it is gone a new process; returns when that is ready. Raises StackError when it had to be
-    killed, or does not get ready."""
+def restart(local: Local, part: str, balancer: Balancer | None = None) -> Restarted:
+    """SIGTERM, and once it is gone a new process; returns when that is ready, and gets calls from the balancer before
+    it. Raises StackError when it had to be killed, or does not get ready."""
     began = time.monotonic()
     Part(part, local.state).end(GRACE_S)
     ended = time.monotonic()
     if ended - began >= GRACE_S:
         raise StackError(f"{part} did not end within {GRACE_S:g} s")
     local.stack.start_part(part)
-    while not _is_ready(local.stack.port_for(part)):
+    port = local.stack.port_for(part)
+    while not (_is_ready(port) and (balancer is None or balancer.sends_to(port))):
         if time.monotonic() - ended > READY_WITHIN_S:
             raise StackError(f"{part} is not ready after {READY_WITHIN_S:g} s")
         time.sleep(LOOK_S)

@@ -13,7 +13,7 @@ from fencepostd.local import Local
 def test_every_role_is_restarted_under_load_and_no_call_fails(pairs: Local) -> None:
     ports = [pairs.stack.port_for(name) for name in ("api", "api-1")]
     with closing(Balancer(ports)) as balancer:
-        found = deploy.measure(pairs, balancer.url, rate=10.0, period_s=1, watch_s=2.0, lasting=3)
+        found = deploy.measure(pairs, balancer, rate=10.0, period_s=1, watch_s=2.0, lasting=3)
     assert found["lasting: kept, runs"] == found["lasting: leases, runs"] == 3
     for when in ("before", "meanwhile", "after", *ORDER):
         assert found[f"{when}: started, runs/s"] > 0

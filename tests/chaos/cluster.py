@@ -158,7 +158,7 @@ class Cluster:
     def deploy(self) -> None:
         """Restart every role, process after process."""
         for part in in_order(status.name for status in self.stack.status()):
-            told = restart(self.local, part)
+            told = restart(self.local, part, self._balancer)
             self.timeline.note(f"restarted {part}: gone in {told.ended_s:.1f} s, ready {told.began_s:.1f} s later")
 
     def start_part(self, part: str) -> None:
