@@ -27,6 +27,8 @@ pytestmark = [
     pytest.mark.apache_kafka(reason="what was commanded since the backup is kept only there"),
 ]
 
+SPREAD_S = 25.0  # of the one-offs: some before the loss, some after it
+
 
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
@@ -45,7 +47,7 @@ def test_from_a_backup_all_goes_on_and_only_what_ran_since_runs_again(own_cluste
         trial.add_worker()
         trial.add_worker(work_s=2)  # it has leases at any moment
         trial.create_in_every_partition(every(5), catch_up="all")
-        trial.create(200, first_due_s=1, spread_s=60)
+        trial.create(200, first_due_s=1, spread_s=SPREAD_S)
         trial.wait_for_progress(50)
         said = fencepostd("backup-check", "--kafka", cluster.stack.bootstrap, "--postgres", cluster.stack.dsn)
         assert "After a restore, before any role starts: `fencepostd restored`" in said
@@ -54,7 +56,7 @@ def test_from_a_backup_all_goes_on_and_only_what_ran_since_runs_again(own_cluste
         server.back_up(files)
         ended = datetime.now(UTC)
 
-        trial.create(200, first_due_s=1, spread_s=60)  # the backup knows nothing of them
+        trial.create(200, first_due_s=1, spread_s=SPREAD_S)  # the backup knows nothing of them
         cluster.kill("streams-0")
         cluster.make_whole()
         trial.wait_for_progress(100)
@@ -84,7 +86,7 @@ def test_a_broker_that_has_lost_all_topics_is_gone_on_from_by_the_ledger(own_clu
         trial.add_worker()
         trial.add_worker(work_s=2)
         trial.create_in_every_partition(every(5), catch_up="all")
-        trial.create(200, first_due_s=1, spread_s=60)
+        trial.create(200, first_due_s=1, spread_s=SPREAD_S)
         trial.wait_for_progress(50)
         wait_for(cluster.all_is_consumed, 60, "all commands are applied")
 

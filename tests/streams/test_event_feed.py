@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -200,16 +201,23 @@ async def test_a_feed_that_stands_still_though_the_topic_goes_on_is_known_to(
         looks.append(ends)
 
     monkeypatch.setattr(feed.watch, "looked", look)
+    stands_still, fetch = threading.Event(), feed._fetch
+    monkeypatch.setattr(feed, "_fetch", lambda: [] if stands_still.is_set() else fetch())
+
+    async def two_more_looks() -> None:
+        seen = len(looks)
+        await until(lambda: len(looks) > seen + 2)
+
     await asyncio.to_thread(fed.produce, range(1, 3))
     feed.assign(0, 0)
     await until(lambda: looks[-1:] == [{0: 2}] and fed.next_offsets.get(0) == 2)
-    feed._consumer.pause([TopicPartition(fed.topics.run_events, 0)])
+    stands_still.set()
+    await two_more_looks()  # no fetch of before is under way
     await asyncio.to_thread(fed.produce, range(3, 4))
     await until(lambda: looks[-1:] == [{0: 3}])
     behind_since_s = last_known_s(feed)
-    seen = len(looks)
-    await until(lambda: len(looks) > seen + 2)
+    await two_more_looks()
     assert last_known_s(feed) == behind_since_s
-    feed._consumer.resume([TopicPartition(fed.topics.run_events, 0)])
+    stands_still.clear()
     await until(lambda: fed.next_offsets.get(0) == 3)
     assert last_known_s(feed) > behind_since_s
