@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from schemas.errors import KafkaUnavailable, LedgerMismatch
 
@@ -69,7 +69,7 @@ def _layouts(topics: Topics, partitions: int) -> dict[str, _Layout]:
 def create_topics(
     bootstrap: str, topics: Topics, partitions: int, *, replication_factor: int = 1, timeout_s: float = 30.0
 ) -> list[str]:
-    """Create the topics that are missing and return their names; blocks until the broker shows them all.
+    """Create the topics that are missing and return their names; blocks until every partition of them all is led.
 
     replication_factor: lowered to the number of brokers where there are fewer. Idempotent, also when several processes
     do it at once. Raises LedgerMismatch when a topic exists with another number of partitions (jobs would move between
@@ -88,6 +88,7 @@ def create_topics(
     if missing:
         _create(admin, missing, deadline)
         _await_topics(admin, layouts, deadline)
+        _await_leaders(admin, layouts, deadline)
     return [topic.topic for topic in missing]
 
 
@@ -144,3 +145,30 @@ def _await_topics(admin: AdminClient, layouts: Mapping[str, _Layout], deadline: 
         if time.monotonic() > deadline:
             raise KafkaUnavailable(f"still missing: {', '.join(sorted(layouts.keys() - existing.keys()))}")
         time.sleep(0.1)  # metadata spreads between brokers; the admin client offers nothing to wait on
+
+
+_NOT_YET_LED = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.FENCED_LEADER_EPOCH,
+}
+
+
+def _await_leaders(admin: AdminClient, layouts: Mapping[str, _Layout], deadline: float) -> None:
+    """The metadata names a leader a moment before that one knows, and refuses whoever comes first."""
+    places = [TopicPartition(name, each) for name, layout in layouts.items() for each in range(layout.partitions)]
+    while places:
+        wait_s = max(deadline - time.monotonic(), 0.1)
+        answers = admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), request_timeout=wait_s)
+        places = []
+        for place, answer in answers.items():
+            try:
+                answer.result(wait_s)
+            except KafkaException as error:
+                if error.args[0].code() not in _NOT_YET_LED or time.monotonic() > deadline:
+                    raise KafkaUnavailable(f"{place.topic} {place.partition} is not served: {error}") from error
+                places.append(place)
+        if places:
+            time.sleep(0.02)
