@@ -15,8 +15,8 @@ from api.ready_index import Queue
 # its owner sends again after 5 s, and once it is known that hints get lost every queue is looked at.
 RAREST = 32
 SOON_S = 0.05
-# An owner hints a run of each queue where runs wait once a minute at least: a queue that is paused stays in doubt while
-# it has such, so that another process's resumption is seen as soon as ever.
+# An owner hints a run of each queue where runs wait once a minute, as long as the one waits that speaks for the others:
+# a queue that is paused stays in doubt meanwhile, so that another process's resumption is seen as soon as ever.
 DOUBTED_S = 75.0
 
 

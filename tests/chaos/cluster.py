@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -240,3 +241,14 @@ class Cluster:
 
     def _say(self, text: str) -> None:
         self.timeline.note(text)
+
+
+@contextmanager
+def whole_cluster(state: Path, **options: Any) -> Iterator[Cluster]:
+    """One of a test's own, whole; its data may be lost. options: those of Cluster."""
+    cluster = Cluster(state, **options)
+    try:
+        cluster.make_whole()
+        yield cluster
+    finally:
+        cluster.stop()

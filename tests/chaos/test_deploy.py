@@ -13,7 +13,7 @@ from bench.balancer import NOTICE_S
 from bench.deploy import PAIRS
 from fencepost import every
 from tests.chaos.checker import lateness_s
-from tests.chaos.cluster import Cluster, WorkerProcess, wait_for
+from tests.chaos.cluster import Cluster, WorkerProcess, wait_for, whole_cluster
 from tests.chaos.trial import VISIBILITY_S, Trial
 
 pytestmark = [
@@ -32,12 +32,8 @@ LASTING = 5
 @pytest.fixture
 def pairs_cluster(tmp_path: Path) -> Iterator[Cluster]:
     """A cluster that has two of every role of which there may be two, whole."""
-    cluster = Cluster(tmp_path / "cluster", **PAIRS, notice_s=NOTICE_S)
-    try:
-        cluster.make_whole()
+    with whole_cluster(tmp_path / "cluster", **PAIRS, notice_s=NOTICE_S) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 def test_a_deploy_fails_no_call_keeps_every_lease_and_makes_no_run_late(pairs_cluster: Cluster, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cluster import Cluster
+from tests.chaos.cluster import Cluster, whole_cluster
 from tests.chaos.trial import Trial
 
 pytestmark = [
@@ -25,12 +25,8 @@ LATE_S_MAX = 15.0
 @pytest.fixture
 def pair_cluster(tmp_path: Path) -> Iterator[Cluster]:
     """A cluster whose Postgres has a standby, whole."""
-    cluster = Cluster(tmp_path / "cluster", standby=True)
-    try:
-        cluster.make_whole()
+    with whole_cluster(tmp_path / "cluster", standby=True) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 def test_runs_go_on_with_the_standby_when_the_primary_is_lost(pair_cluster: Cluster, tmp_path: Path) -> None:

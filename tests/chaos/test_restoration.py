@@ -17,7 +17,7 @@ from connectors.stack import PostgresServer, default_cache_dir
 from fencepost import every
 from fencepostd.cli import main
 from tests.chaos.checker import Violation
-from tests.chaos.cluster import PARTITIONS, ROLES, Cluster, wait_for
+from tests.chaos.cluster import PARTITIONS, ROLES, Cluster, wait_for, whole_cluster
 from tests.chaos.history import EpochSample, History, WorkerEntry
 from tests.chaos.lineage import Backup, executed, lineage, read_backup
 from tests.chaos.trial import Trial
@@ -33,12 +33,8 @@ SPREAD_S = 25.0  # of the one-offs: some before the loss, some after it
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
     """A cluster whose data may be lost, whole."""
-    cluster = Cluster(tmp_path / "cluster")
-    try:
-        cluster.make_whole()
+    with whole_cluster(tmp_path / "cluster") as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 def test_from_a_backup_all_goes_on_and_only_what_ran_since_runs_again(own_cluster: Cluster, tmp_path: Path) -> None:
