@@ -117,12 +117,16 @@ class Installation:
 
     def held_by(self, owner: str) -> list[int]:
         """The partitions that a streams process says it owns; none while it does not answer."""
+        return self.said_by(owner) or []
+
+    def said_by(self, owner: str) -> list[int] | None:
+        """As `held_by`, but None while it does not answer."""
         try:
             answer = httpx.get(f"{self.url(owner)}/healthz", timeout=2, trust_env=False)
             partitions: list[int] = answer.json().get("partitions", [])
             return partitions
         except (httpx.HTTPError, ValueError):
-            return []
+            return None
 
     def holders(self) -> dict[int, str]:
         """Who owns each partition by the ledger: the name of the process, without its nonce; "" for nobody."""

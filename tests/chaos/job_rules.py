@@ -55,9 +55,10 @@ class Fault(NamedTuple):
 class Promises:
     """What was asked for, and what is known beside the runs' own history.
 
-    events: in topic order. doomed: jobs whose run must die, after so many attempts. faults: None where nothing is said
-    of duplicates. in_history: how many completed runs the history tells of, where that was asked. undecided: recurring
-    jobs whose pending occurrence came before the instant up to which, at the same moment, all were said to be decided.
+    events: in topic order. doomed: jobs whose run must die, after so many attempts. holdings: as they were read, once
+    or more often. faults: None where nothing is said of duplicates. in_history: how many completed runs the history
+    tells of, where that was asked. undecided: recurring jobs whose pending occurrence came before the instant up to
+    which, at the same moment, all were said to be decided.
     """
 
     events: Sequence[TopicEvent]
@@ -66,7 +67,7 @@ class Promises:
     doomed: Mapping[str, int] = field(default_factory=dict)
     still: Sequence[Still] = ()
     edited: Sequence[Edited] = ()
-    holdings: Mapping[int, Holding] = field(default_factory=dict)
+    holdings: Sequence[Mapping[int, Holding]] = ()
     faults: Sequence[Fault] | None = None
     in_history: int | None = None
     undecided: Mapping[str, datetime] = field(default_factory=dict)
@@ -135,7 +136,7 @@ def the_doomed_die(promises: Promises) -> Found:
 
 def partitions_are_owned(promises: Promises) -> Found:
     """Each partition has one owner, by the ledger and by its own word, who has applied all of its commands."""
-    for partition, holding in promises.holdings.items():
+    for partition, holding in chain.from_iterable(reading.items() for reading in promises.holdings):
         if holding.by_word != (holding.by_ledger,):
             said = ", ".join(holding.by_word) or "nobody"
             yield f"partition {partition}", f"{said} works on it, the ledger has {holding.by_ledger or 'nobody'}"

@@ -230,7 +230,7 @@ class ChaosRun:
             doomed=load.doomed,
             still=load.still,
             edited=load.edited,
-            holdings=read_holdings(installation),
+            holdings=[read_holdings(installation)],
             faults=[*self._faults.happened, *behind],
             in_history=completed_in_history(installation, completed),
         )

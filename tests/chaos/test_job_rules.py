@@ -55,7 +55,7 @@ SOUND = Promises(
     doomed={"doomed": 2},
     still=[Still(frozenset({"quick"}), at(20), at(30))],
     edited=[Edited("edited", at(2.5), at(100))],
-    holdings={0: Holding("streams-0", ("streams-0",), 7, 7)},
+    holdings=[{0: Holding("streams-0", ("streams-0",), 7, 7)}],
     faults=[Fault(at(50), at(60))],
     in_history=3,
 )
@@ -66,7 +66,7 @@ UNSOUND: dict[str, dict[str, Any]] = {
     "edits_hold": {"edited": [Edited("edited", at(1), at(100))]},
     "attempts_are_charged": {"entries": [entry("doomed/1", "leased", 3, token=2, attempt=1)]},
     "the_doomed_die": {"dead_runs": frozenset()},
-    "partitions_are_owned": {"holdings": {0: Holding("streams-0", ("streams-0", "streams-1"), 7, 7)}},
+    "partitions_are_owned": {"holdings": [{0: Holding("streams-0", ("streams-0", "streams-1"), 7, 7)}]},
     "decisions_are_as_far_as_is_said": {"undecided": {"quick": at(9)}},
     "the_history_is_complete": {"in_history": 2},
     "duplicates_have_a_fault": {"entries": TWICE},
@@ -92,8 +92,8 @@ def test_what_is_not_sound_breaks_its_rule_and_no_other(rule: str) -> None:
     [
         ({"doomed": {}}, "was not to"),
         ({"doomed": {"doomed": 3}}, "after 2 attempts of 3"),
-        ({"holdings": {0: Holding("", (), 7, 7)}}, "nobody works on it, the ledger has nobody"),
-        ({"holdings": {0: Holding("streams-0", ("streams-0",), 6, 7)}}, "its commands end at 7, applied up to 6"),
+        ({"holdings": [{0: Holding("", (), 7, 7)}]}, "nobody works on it, the ledger has nobody"),
+        ({"holdings": [{0: Holding("streams-0", ("streams-0",), 6, 7)}]}, "its commands end at 7, applied up to 6"),
     ],
 )
 def test_what_is_wrong_is_told(change: dict[str, Any], detail: str) -> None:

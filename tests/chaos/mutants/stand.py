@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -19,7 +19,7 @@ from schemas.ids import partition_of_job, run_id_for
 from tests.chaos.checker import Violation, check
 from tests.chaos.history import EntryKind, History, WorkerEntry
 from tests.chaos.installation import Installation
-from tests.chaos.job_rules import Edited, Promises, Still, broken
+from tests.chaos.job_rules import Edited, Holding, Promises, Still, broken
 from tests.chaos.observations import EpochWatch, read_commands, read_ledger, read_told, read_topic, runs_of
 from tests.chaos.readouts import read_holdings
 from tests.chaos.worker_process import RecordingClient
@@ -62,6 +62,7 @@ class Stand:
         self.still: list[Still] = []
         self.edited: list[Edited] = []
         self.undecided: dict[str, datetime] = {}
+        self.holdings: list[Mapping[int, Holding]] = []
 
     def close(self) -> None:
         self._epochs.close()
@@ -198,6 +199,11 @@ class Stand:
             await asyncio.sleep(POLL_S)
         return True
 
+    async def finish_some(self) -> None:
+        """Until as many runs more have been brought to their end as two rounds of what recurs have."""
+        done = self.finished()
+        await self.wait_for(lambda: self.finished() >= done + 2 * len(self.recurring))
+
     def judge(self) -> list[Violation]:
         """End what recurs, wait until nothing waits any more (or for too long), and hold all rules against it."""
         for job in self.recurring:
@@ -213,7 +219,7 @@ class Stand:
             dead_runs=history.ledger.dead_runs,
             still=self.still,
             edited=self.edited,
-            holdings=read_holdings(self.installation),
+            holdings=[*self.holdings, read_holdings(self.installation)],
             undecided=self.undecided,
         )
         return [*check(history).violations, *broken(promises)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
@@ -26,11 +26,13 @@ from tests.chaos.mutants.stand import PARTITIONS, Stand
 from tests.chaos.mutants.trials import TRIALS
 from tests.chaos.proxied_kafka import Listener, ProxiedKafka
 
+LINKED = ("relay", "streams-0")  # that a trial may cut off from Kafka
+
 
 class Bench(NamedTuple):
-    """Place for one mutant at a time: how its relay reaches Kafka."""
+    """Place for one mutant at a time. to_kafka: by role, how those reach Kafka that may be cut off."""
 
-    relay_to_kafka: Link
+    to_kafka: Mapping[str, Link]
 
 
 class Workshop:
@@ -40,9 +42,11 @@ class Workshop:
         self._state, self._say = state, say
         self._links = Links()
         claim = Register(state.resolve()).claim_port
+        self._benches = [{role: f"bench-{number}-{role}" for role in LINKED} for number in range(benches)]
         self._listeners = {
-            f"bench-{number}": Listener(claim(f"kafka for bench {number}"), claim(f"bench {number} to kafka"))
-            for number in range(benches)
+            name: Listener(claim(f"kafka for {name}"), claim(f"{name} to kafka"))
+            for names in self._benches
+            for name in names.values()
         }
         self._kafka = ProxiedKafka(state, self._listeners, say=say)
         self._postgres = PostgresServer(state, default_cache_dir(), say=say)
@@ -55,11 +59,12 @@ class Workshop:
         except BaseException:
             self.__exit__()
             raise
-        self.benches = [
-            Bench(self._links.add(name, listener.told_port, listener.port))
-            for name, listener in self._listeners.items()
-        ]
+        self.benches = [Bench({role: self._link(name) for role, name in names.items()}) for names in self._benches]
         return self
+
+    def _link(self, name: str) -> Link:
+        listener = self._listeners[name]
+        return self._links.add(name, listener.told_port, listener.port)
 
     def __exit__(self, *_: object) -> None:
         self._kafka.stop()
@@ -85,15 +90,16 @@ class Workshop:
     def _run(self, bench: Bench, trial: TrialName, installation: Installation, converge_s: float) -> list[Violation]:
         stand = Stand(installation, converge_s)
         try:
-            asyncio.run(TRIALS[trial].run(stand, bench.relay_to_kafka))
+            asyncio.run(TRIALS[trial].run(stand, bench.to_kafka))
             return stand.judge()
         finally:
-            bench.relay_to_kafka.open()
+            for link in bench.to_kafka.values():
+                link.open()
             stand.close()
 
     def _installation(self, bench: Bench, folder: Path, name: str, roles: Sequence[str], source: Path) -> Installation:
         servers = Addresses(self._kafka.bootstrap, self._database(name))
-        relays = Addresses(f"127.0.0.1:{bench.relay_to_kafka.port}", servers.postgres)
+        linked = {role: servers._replace(kafka=f"127.0.0.1:{link.port}") for role, link in bench.to_kafka.items()}
         return Installation(
             folder,
             servers,
@@ -102,7 +108,7 @@ class Workshop:
             topics=Topics(name),
             partitions=PARTITIONS,
             source=source,
-            told=lambda role: relays if role == "relay" else servers,
+            told=lambda role: linked.get(role, servers),
         )
 
     def _database(self, name: str) -> str:
