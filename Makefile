@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: help setup lock copies format check test simulation chaos mutants demo bench bench-lateness bench-mix bench-drain bench-enqueue \
-	bench-heartbeats bench-overload bench-takeover bench-idle bench-backlog bench-shards bench-move bench-deploy bench-soak bench-scale up down clean
+	bench-smoke bench-heartbeats bench-overload bench-takeover bench-idle bench-backlog bench-shards bench-move bench-deploy bench-soak bench-scale up down clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,7 +40,10 @@ check: setup  ## formatter, linter, types, import directions
 	lint-imports
 
 test: setup  ## the whole suite on real Kafka and Postgres, which it starts and stops itself, in two processes
-	pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations=25
+	pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations=25 --ignore tests/bench
+
+bench-smoke: setup  ## every benchmark once, as small as can be: that it works, not what it measures
+	pytest tests/bench --durations=10
 
 # `make simulation SEEDS=500` is a first look.
 SEEDS ?= 10000
