@@ -25,13 +25,23 @@ from api.dead_letters import DeadLetters
 from api.declared_jobs import DeclaredJobs
 from api.doctor import Doctor
 from api.ended_attempts import EndedAttempts
-from api.endpoints import BATCH_BODY, RUN_BODY, SMALL_BODY, Endpoint, EndpointsFirst, Handler
+from api.endpoints import (
+    BATCH_BODY,
+    RUN_BODY,
+    SMALL_BODY,
+    Endpoint,
+    EndpointsFirst,
+    Handler,
+    OpenEndpoint,
+    QueueScope,
+)
 from api.health import Health
 from api.history_client import HistoryClient
 from api.jobs import Jobs
 from api.leases import Leases
 from api.live_schedules import LiveSchedules
 from api.metrics import ApiMetrics
+from api.openapi import Document
 from api.outcome_kinds import Complete, Fail, Heartbeat, Release, Snoozing
 from api.outcomes import Outcomes
 from api.problems import Problem
@@ -139,6 +149,7 @@ class Api:
         self.why = Why(shards, self.history, self.jobs)
         self.doctor = Doctor(shards, self.producer, self.history, self.clocks)
         self.queries = Queries(self.history)
+        self.document = Document(self.routes)
         self.watchdogs = Watchdogs(shards, self.history, self.clocks, self.hints.are_read, self.metrics)
         self.health = Health(
             shards, self.producer, self.history, self.index, self.metrics, self.watchdogs,
@@ -172,8 +183,12 @@ class Api:
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
-        routes = list(self._routes())
+        routes = self.routes()
         return EndpointsFirst(routes, Starlette(routes=routes, exception_handlers={HTTPException: _http_problem}))
+
+    def routes(self) -> list[Route]:
+        """All that it answers, in the order in which they are tried."""
+        return list(self._routes())
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -195,29 +210,46 @@ class Api:
             await asyncio.gather(self.hints.stop(), self.producer.stop(), self.history.close())
 
     def _routes(self) -> Iterator[Route]:
-        """The busiest first: the router tries them in order. What is no GET is a create, unless it says so."""
+        """The busiest first: the router tries them in order.
+
+        What is said of a route here, and by its handler's return type and docstring, is what /openapi.json tells.
+        """
         yield from self._dispatch()
-        yield self._post("/v1/jobs", self.jobs.create, http.NewJob, PRODUCER)
-        yield self._get("/v1/jobs", self.declared_jobs.list, STEERING, query=http_declarations.DeclaredQuery)
+        yield from self._commands()
+        yield self._get("/v1/jobs", self.declared_jobs.list, STEERING, http_declarations.DeclaredQuery, "filtered")
         yield self._get("/v1/jobs/{id}", self.jobs.show, STEERING)
-        yield self._route("PUT", "/v1/jobs/{id}", self.jobs.update, http.JobUpdate, STEERING)
-        yield self._route("DELETE", "/v1/jobs/{id}", self.jobs.delete, http.JobDeletion, STEERING)
-        for verb, handler in (("pause", self.jobs.pause), ("resume", self.jobs.resume)):
-            yield self._post(f"/v1/jobs/{{id}}/{verb}", handler, http.NoBody, STEERING)
-        yield self._post("/v1/jobs/{id}/trigger", self.jobs.trigger, http.Trigger, STEERING)
-        yield self._post("/v1/jobs/{id}/backfill", self.backfills.backfill, http_operations.Backfill, STEERING)
         yield self._get("/v1/runs/{id}", self.runs.show, EVERYONE)
-        yield self._post("/v1/runs/{id}/cancel", self.run_commands.cancel, http.NoBody, STEERING)
-        yield self._post("/v1/runs/{id}/replay", self.run_commands.replay, http.NoBody, STEERING)
         yield from self._operations()
-        yield self._get("/v1/whoami", whoami, EVERYONE)
-        yield self._get("/v1/schedules", self.live_schedules.list, STEERING, query=http_declarations.LiveQuery)
+        yield self._get("/v1/whoami", whoami, EVERYONE, queue_scope="none")
+        yield self._get("/v1/schedules", self.live_schedules.list, STEERING, http_declarations.LiveQuery, "filtered")
         reads = self.budgets.reads
-        yield self._post("/v1/schedules/preview", preview_schedule, http.PreviewRequest, EVERYONE, reads)
-        yield self._post("/v1/query", self.queries.query, http.Query, OPERATOR, reads)
-        yield Route("/healthz", self.health.healthz, methods=["GET"])
-        yield Route("/readyz", self.health.readyz, methods=["GET"])
-        yield Route("/metrics", self.health.metrics, methods=["GET"])
+        yield self._post(
+            "/v1/schedules/preview", preview_schedule, http.PreviewRequest, EVERYONE, reads, queue_scope="none"
+        )
+        yield self._post("/v1/query", self.queries.query, http.Query, OPERATOR, reads, queue_scope="whole")
+        for path, handler in (
+            ("/healthz", self.health.healthz),
+            ("/readyz", self.health.readyz),
+            ("/metrics", self.health.metrics),
+            ("/openapi.json", self.document.show),
+        ):
+            yield Route(path, OpenEndpoint(handler), methods=["GET"])
+
+    def _commands(self) -> Iterator[Route]:
+        """What goes to Kafka, and heeds an idempotency key."""
+
+        def command(path: str, handler: Handler[Any], body: type[http.Request] = http.NoBody) -> Route:
+            return self._post(path, handler, body, STEERING, keyed=True)
+
+        yield self._post("/v1/jobs", self.jobs.create, http.NewJob, PRODUCER, keyed=True)
+        yield self._route("PUT", "/v1/jobs/{id}", self.jobs.update, http.JobUpdate, STEERING, keyed=True)
+        yield self._route("DELETE", "/v1/jobs/{id}", self.jobs.delete, http.JobDeletion, STEERING, keyed=True)
+        yield command("/v1/jobs/{id}/pause", self.jobs.pause)
+        yield command("/v1/jobs/{id}/resume", self.jobs.resume)
+        yield command("/v1/jobs/{id}/trigger", self.jobs.trigger, http.Trigger)
+        yield command("/v1/jobs/{id}/backfill", self.backfills.backfill, http_operations.Backfill)
+        yield command("/v1/runs/{id}/cancel", self.run_commands.cancel)
+        yield command("/v1/runs/{id}/replay", self.run_commands.replay)
 
     def _dispatch(self) -> Iterator[Route]:
         """What workers do."""
@@ -227,29 +259,36 @@ class Api:
         of = self.budgets.outcomes
         for outcomes, single, batch in self.outcomes:
             yield self._post(f"/v1/runs/{outcomes.name}", outcomes.batch, batch, WORKER, of, BATCH_BODY)
-            yield self._post(f"/v1/runs/{{id}}/{outcomes.name}", outcomes.single, single, WORKER, of)
+            path, told_by = f"/v1/runs/{{id}}/{outcomes.name}", outcomes.told_by
+            yield self._post(path, outcomes.single, single, WORKER, of, told_by=told_by)
 
     def _operations(self) -> Iterator[Route]:
         """What only operators do."""
-        yield self._get("/v1/doctor", self.doctor.diagnose, OPERATOR)
+        yield self._get("/v1/doctor", self.doctor.diagnose, OPERATOR, queue_scope="whole")
         yield self._get("/v1/runs/{id}/why", self.why.run, STEERING)
-        yield self._get("/v1/jobs/{id}/why", self.why.occurrence, STEERING, query=http_explanations.OccurrenceQuery)
-        yield self._get("/v1/dead", self.dead_letters.list, OPERATOR, query=http_operations.DeadQuery)
-        yield self._post("/v1/dead/replay", self.dead_letters.replay, http_operations.DeadReplay, OPERATOR)
+        yield self._get("/v1/jobs/{id}/why", self.why.occurrence, STEERING, http_explanations.OccurrenceQuery)
+        yield self._get("/v1/dead", self.dead_letters.list, OPERATOR, http_operations.DeadQuery, "filtered")
+        replay, body = self.dead_letters.replay, http_operations.DeadReplay
+        yield self._post("/v1/dead/replay", replay, body, OPERATOR, queue_scope="filtered", keyed=True)
+        queues, nothing = self.queues, http.NoBody
         first_aid = self.budgets.outcomes  # a pause may be what ends the stress
-        for path, show, pause, resume in (
-            ("/v1/queues/{queue}", self.queues.show, self.queues.pause, self.queues.resume),
-            ("/v1/tenant", self.queues.show_tenant, self.queues.pause_tenant, self.queues.resume_tenant),
-        ):
-            yield self._get(path, show, OPERATOR)
-            yield self._post(f"{path}/pause", pause, http.NoBody, OPERATOR, first_aid)
-            yield self._post(f"{path}/resume", resume, http.NoBody, OPERATOR, first_aid)
+        yield self._get("/v1/queues/{queue}", queues.show, OPERATOR)
+        yield self._post("/v1/queues/{queue}/pause", queues.pause, nothing, OPERATOR, first_aid)
+        yield self._post("/v1/queues/{queue}/resume", queues.resume, nothing, OPERATOR, first_aid)
+        yield self._get("/v1/tenant", queues.show_tenant, OPERATOR, queue_scope="filtered")
+        yield self._post("/v1/tenant/pause", queues.pause_tenant, nothing, OPERATOR, first_aid, queue_scope="whole")
+        yield self._post("/v1/tenant/resume", queues.resume_tenant, nothing, OPERATOR, first_aid, queue_scope="whole")
         yield self._route("PATCH", "/v1/queues/{queue}", self.queues.change, http_operations.QueueSettings, OPERATOR)
 
     def _get(
-        self, path: str, handler: Handler[Any], roles: Collection[Role], query: type[http.Request] = http.NoBody
+        self,
+        path: str,
+        handler: Handler[Any],
+        roles: Collection[Role],
+        query: type[http.Request] = http.NoBody,
+        queue_scope: QueueScope = "named",
     ) -> Route:
-        return self._route("GET", path, handler, query, roles, self.budgets.reads)
+        return self._route("GET", path, handler, query, roles, self.budgets.reads, queue_scope=queue_scope)
 
     def _post(
         self,
@@ -259,8 +298,9 @@ class Api:
         roles: Collection[Role],
         budget: Budget | None = None,
         limit: int = RUN_BODY,
+        **told: Any,
     ) -> Route:
-        return self._route("POST", path, handler, body, roles, budget, limit)
+        return self._route("POST", path, handler, body, roles, budget, limit, **told)
 
     def _route(
         self,
@@ -271,7 +311,9 @@ class Api:
         roles: Collection[Role],
         budget: Budget | None = None,
         limit: int = RUN_BODY,
+        **told: Any,
     ) -> Route:
+        """budget: creates, unless it says otherwise. told: as Endpoint has them."""
         endpoint = Endpoint(
             f"{method} {path}",
             handler,
@@ -283,6 +325,7 @@ class Api:
             is_leaving=self._leaving.is_set,
             body_limit=limit,
             from_query=method in ("GET", "DELETE") and body is not http.NoBody,
+            **told,
         )
         return Route(path, endpoint, methods=[method])
 

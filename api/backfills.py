@@ -9,15 +9,15 @@ from itertools import islice
 from uuid import UUID
 
 import msgspec
-from msgspec import UNSET
 
 from api.command_calls import CommandCalls, command_head
-from api.endpoints import Call, Reply
+from api.endpoints import Accepted, Call
 from api.jobs import Jobs, accepted, json_value, payload_text
 from api.problems import invalid
 from ledger.jobs import Job
 from schemas import http_operations as http
 from schemas.commands import BACKFILL_MAX_RUNS, BackfillJob
+from schemas.http import CommandAccepted
 from schemas.ids import run_id_for
 from schemas.schedule import fires_between, parse_schedule
 
@@ -27,10 +27,13 @@ class Backfills:
         self._jobs = jobs
         self._commands = commands
 
-    async def backfill(self, call: Call[http.Backfill]) -> http.Backfilled | Reply:
-        """Raises Problem 422 for a range that is empty, reaches into the future or has too many occurrences."""
+    async def backfill(self, call: Call[http.Backfill]) -> http.Backfilled | Accepted[CommandAccepted]:
+        """Run a range's occurrences again, beside the schedule.
+
+        Raises Problem 422 for a range that is empty, reaches into the future or has too many occurrences.
+        """
         body, job = call.body, await self._jobs.known(call, alive=True)
-        payload = None if body.payload is UNSET else payload_text(body.payload)
+        payload = payload_text(body.payload)
         _check_range(body)
         # A thousand fires take long enough to hold up the leases of others.
         fires = await asyncio.to_thread(_fires, job, body)

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from api.auth import require_queue
 from api.command_calls import CommandCalls, command_head
-from api.endpoints import Call, Reply
+from api.endpoints import Accepted, Call
 from api.problems import invalid
 from ledger.commands import APPLIED
 from ledger.dead_letters import DeadFilter, DeadRun, count_dead, list_dead
@@ -31,35 +31,32 @@ class DeadLetters:
         self._commands = commands
 
     async def list(self, call: Call[http.DeadQuery]) -> http.DeadPage:
-        """GET /v1/dead."""
+        """List runs that failed for good, in the order in which they died."""
         body = call.body
         which, after = _filter(call.identity, body), _place(body.after)
         found = await self._first(which, body.limit + 1, after)
         page = found[: body.limit]
         return http.DeadPage(runs=[_view(run) for run in page], next=_cursor(page) if len(found) > len(page) else None)
 
-    async def replay(self, call: Call[http.DeadReplay]) -> Reply:
-        """POST /v1/dead/replay: those that died first. 202 when some were not seen applied in time."""
+    async def replay(self, call: Call[http.DeadReplay]) -> http.DeadReplayed | Accepted[http.DeadReplayed]:
+        """Give dead runs all their attempts again, those first that died first.
+
+        202 when some were not seen applied in time.
+        """
         body = call.body
         which, after = _filter(call.identity, body), _place(body.after)
         matched = sum(await self._shards.ask_all(lambda conn: count_dead(conn, which)))
         found = await self._first(which, body.limit + 1, after)
         chosen = found[: body.limit]
-        replayed, status = len(chosen), 200
-        if body.dry_run:
-            replayed = 0
-        else:
-            outcomes = await self._commands.apply_all(list(_commands(call, chosen)))
-            replayed = sum(outcome is None or outcome.outcome == APPLIED for outcome in outcomes)
-            status = 202 if None in outcomes else 200
+        outcomes = [] if body.dry_run else await self._commands.apply_all(list(_commands(call, chosen)))
         answer = http.DeadReplayed(
             matched=matched,
-            replayed=replayed,
+            replayed=sum(outcome is None or outcome.outcome == APPLIED for outcome in outcomes),
             dry_run=body.dry_run,
             sample=[_view(run) for run in chosen[:SAMPLE]],
             next=_cursor(chosen) if len(found) > len(chosen) else None,
         )
-        return Reply(answer, status)
+        return Accepted(answer) if None in outcomes else answer
 
     async def _first(self, which: DeadFilter, limit: int, after: Place | None) -> Sequence[DeadRun]:
         """Those that died first, on whichever shard."""

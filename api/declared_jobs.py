@@ -19,7 +19,7 @@ class DeclaredJobs:
         self._shards = shards
 
     async def list(self, call: Call[DeclaredQuery]) -> DeclaredPage:
-        """A page of a set; a token that is scoped to queues sees the jobs of these."""
+        """List the jobs of a set, page by page; a token that is scoped to queues sees the jobs of these."""
         identity, query = call.identity, call.body
         queues = None if identity.queues is None else sorted(identity.queues)
         found = await self._shards.ask_all(

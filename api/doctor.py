@@ -61,7 +61,7 @@ class Doctor:
         self._clocks = clocks
 
     async def diagnose(self, call: Call[NoBody]) -> Diagnosis:
-        """GET /v1/doctor. Every check has a finding, whatever is away."""
+        """Check the installation: every check has a finding, whatever is away."""
         tenant, pools = call.identity.tenant, self._shards.pools
         checkups, kafka, history = await asyncio.gather(
             asyncio.gather(*(self._look_at_shard(pool, tenant) for pool in pools.values())),

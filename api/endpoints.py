@@ -1,6 +1,7 @@
 """From ASGI to a handler and back: token, body, answer, problem, metrics. One way for every route.
 
 Handlers get a `Call` and return a struct (200), or a `Reply` for another status. They raise Problem or errors of ours.
+Their return type says which answers they give, and their docstring what they do: api/openapi.py tells both to callers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import parse_qsl
 from uuid import UUID
 
@@ -25,15 +26,17 @@ from api.budgets import Budget
 from api.metrics import ApiMetrics
 from api.problems import Headers, Problem, invalid, not_found, problem_of
 from ledger.tokens import Identity, Role
-from schemas.http import NoBody, Request, encode
+from schemas.http import Request, encode
 
 log = logging.getLogger(__name__)
 
+A = TypeVar("A", bound=Struct)
 B = TypeVar("B", bound=Request)
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")  # schemas.commands.Name
 
 CLOSE = (b"connection", b"close")
+PLAIN_TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 KIB = 1024
 SMALL_BODY = 16 * KIB
@@ -73,21 +76,50 @@ class Call(Generic[B]):
 
 
 @dataclass(slots=True)
-class Reply:
-    """An answer that is not just 200 and a struct."""
+class Reply(Generic[A]):
+    """An answer that is not just 200 and a struct. A: what a body of bytes is the wire form of."""
 
-    body: Struct | bytes
+    body: A | bytes
     status: int = 200
     headers: Headers = field(default_factory=list)
 
 
-Handler = Callable[[Call[B]], Awaitable[Struct | Reply]]
+@dataclass(slots=True)
+class Created(Reply[A]):
+    status: int = 201
+
+
+@dataclass(slots=True)
+class Accepted(Reply[A]):
+    status: int = 202
+
+
+@dataclass(slots=True)
+class Unavailable(Reply[A]):
+    status: int = 503
+
+
+@dataclass(slots=True)
+class Text(Reply[Struct]):
+    """Words for people, or for Prometheus."""
+
+    headers: Headers = field(default_factory=lambda: [PLAIN_TEXT])
+
+
+Handler = Callable[[Call[B]], Awaitable[Struct | Reply[Any]]]
+OpenHandler = Callable[[], Awaitable[Struct | Reply[Any]]]
+
+# How a token that is scoped to queues is held to them. named: others than its own answer 403, whether the path or the
+# body names them or what the path names is in them; filtered: the answer tells of its own alone; whole: the call is
+# about all of the tenant's, and such a token may not make it; none: it is about no queue.
+QueueScope = Literal["named", "filtered", "whole", "none"]
 
 
 class Endpoint(Generic[B]):
     """An ASGI application for one route and method.
 
-    is_leaving: whether the process is about to stop. from_query: the body's fields come in the query string.
+    is_leaving: whether the process is about to stop. from_query: the body's fields come in the query string. keyed: it
+    heeds the Idempotency-Key header. told_by: whose docstring and return type tell of it, if not the handler's.
     """
 
     def __init__(
@@ -103,18 +135,22 @@ class Endpoint(Generic[B]):
         is_leaving: Callable[[], bool],
         body_limit: int = RUN_BODY,
         from_query: bool = False,
+        keyed: bool = False,
+        queue_scope: QueueScope = "named",
+        told_by: Callable[..., Any] | None = None,
     ) -> None:
         self.__name__ = name
         self._handler = handler
-        self._kind = body
+        self.told_by, self.keyed, self.queue_scope = told_by or handler, keyed, queue_scope
+        self.kind = body
         self._decode = msgspec.json.Decoder(body).decode
-        self._from_query = from_query
-        self._empty = b"{}" if body is NoBody or not msgspec.structs.fields(body)[0].required else None
-        self._roles = frozenset(roles)
+        self.from_query = from_query
+        self.may_be_empty = not any(each.required for each in msgspec.structs.fields(body))
+        self.roles = frozenset(roles)
         self._authenticator = authenticator
         self._budget = budget
         self._is_leaving = is_leaving
-        self._body_limit = body_limit
+        self.body_limit = body_limit
         self._requests = metrics.requests
         self._by_status: dict[int, Counter] = {}
         self._request_ms = metrics.request_ms.labels(name)
@@ -138,18 +174,34 @@ class Endpoint(Generic[B]):
             counter = self._by_status[status] = self._requests.labels(self.__name__, status)
         counter.inc()
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Struct | Reply:
+    async def _answer(self, scope: Scope, receive: Receive) -> Struct | Reply[Any]:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         identity = await self._authenticator.identify(headers.get(b"authorization"))
-        require_role(identity, self._roles)
-        wire = await read_body(receive, headers, self._body_limit)
-        if not wire and self._empty is not None:
-            wire = self._empty
+        require_role(identity, self.roles)
+        if self.queue_scope == "whole" and identity.queues is not None:
+            raise Problem(403, "the token is scoped to queues; this is about all of the tenant's", field="queue")
+        wire = await read_body(receive, headers, self.body_limit)
+        if not wire and self.may_be_empty:
+            wire = b"{}"
         if self._budget.is_full():  # only now: a client that sends slowly takes no place
             raise await self._budget.shed()
         with self._budget.place():
-            body = read_query(scope["query_string"], self._kind) if self._from_query else self._decode(wire)
+            body = read_query(scope["query_string"], self.kind) if self.from_query else self._decode(wire)
             return await self._handler(Call(identity, body, scope["path_params"], headers, receive))
+
+
+class OpenEndpoint:
+    """An ASGI application for one route that takes no token and reads nothing."""
+
+    def __init__(self, handler: OpenHandler) -> None:
+        self.told_by = self._handler = handler
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        try:
+            answer = await self._handler()
+        except Exception as error:
+            answer = _problem_reply(error)
+        await send_reply(send, answer if isinstance(answer, Reply) else Reply(answer))
 
 
 class EndpointsFirst:
@@ -226,7 +278,7 @@ def _is_json(content_type: bytes) -> bool:
     return kind == b"application/json" or kind.endswith(b"+json")
 
 
-async def send_reply(send: Send, reply: Reply) -> None:
+async def send_reply(send: Send, reply: Reply[Any]) -> None:
     body = reply.body if isinstance(reply.body, bytes) else encode(reply.body)
     headers = [(b"content-length", str(len(body)).encode()), *reply.headers]
     if not any(name == b"content-type" for name, _ in headers):
@@ -235,7 +287,7 @@ async def send_reply(send: Send, reply: Reply) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def _problem_reply(error: Exception) -> Reply:
+def _problem_reply(error: Exception) -> Reply[Any]:
     problem = problem_of(error)
     if problem is None:
         log.error("a call failed in a way that nobody foresaw", exc_info=error)

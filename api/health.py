@@ -16,10 +16,9 @@ from collections.abc import Callable
 
 import msgspec
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
 
 from api.command_producer import CommandProducer
+from api.endpoints import Text, Unavailable
 from api.history_client import HistoryClient
 from api.metrics import ApiMetrics
 from api.ready_index import ReadyIndex
@@ -28,7 +27,7 @@ from ledger.connection import Pool, ledger_now, session
 from ledger.shard_map import HOME
 from ledger.shards import Shards
 from schemas.errors import LedgerUnavailable
-from schemas.http import Readiness, encode
+from schemas.http import Readiness
 
 PROBE_TIMEOUT_S = 1.0
 PROBE_EVERY_S = 1.0
@@ -63,18 +62,21 @@ class Health:
         self._probing: asyncio.Task[Readiness] | None = None
         self._probed_at = 0.0
 
-    async def healthz(self, _: Request) -> Response:
-        return PlainTextResponse("ok\n")
+    async def healthz(self) -> Text:
+        """Say that the process lives."""
+        return Text(b"ok\n")
 
-    async def readyz(self, _: Request) -> Response:
+    async def readyz(self) -> Readiness | Unavailable[Readiness]:
+        """Say whether the process can serve workers, and which of its parts are away."""
         readiness = msgspec.structs.replace(await asyncio.shield(self._probe()), state=self._state())
-        status = 200 if readiness.ledger != AWAY and readiness.state == READY else 503
-        return Response(encode(readiness), status, media_type="application/json")
+        is_ready = readiness.ledger != AWAY and readiness.state == READY
+        return readiness if is_ready else Unavailable(readiness)
 
-    async def metrics(self, _: Request) -> Response:
+    async def metrics(self) -> Text:
+        """Tell what is measured, in Prometheus's text format."""
         await self._watchdogs.look()
         self._metrics.ready_index_runs.set(len(self._index))
-        return Response(self._metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Text(self._metrics.text(), headers=[(b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode())])
 
     def _state(self) -> str:
         if self._is_leaving():

@@ -12,11 +12,11 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from msgspec import UNSET, Raw, Struct
+from msgspec import Raw, UnsetType
 
 from api.auth import require_queue
 from api.command_calls import KEY_HEADER, CommandCalls, command_head, command_id_of, idempotency_key
-from api.endpoints import Call, Reply
+from api.endpoints import Accepted, Call, Created
 from api.problems import Problem, invalid, invalid_schedule, not_found
 from ledger.connection import session
 from ledger.jobs import Job, read_jobs
@@ -41,14 +41,16 @@ from schemas.schedule import first_fire, parse_schedule, to_json
 
 _SPEC_FIELDS = frozenset(JobSpec.__struct_fields__)
 
+Changed = http.JobChanged | Accepted[http.CommandAccepted]
+
 
 class Jobs:
     def __init__(self, shards: Shards, commands: CommandCalls) -> None:
         self._shards = shards
         self._commands = commands
 
-    async def create(self, call: Call[http.NewJob]) -> Reply:
-        """POST /v1/jobs."""
+    async def create(self, call: Call[http.NewJob]) -> Created[http.JobCreated] | Accepted[http.CommandAccepted]:
+        """Make a job."""
         identity, key, issued_at = call.identity, idempotency_key(call), datetime.now(UTC)
         require_queue(identity, call.body.queue)
         job_id = idempotent_id(identity.tenant, key) if key else new_id()
@@ -64,8 +66,8 @@ class Jobs:
         job = await self._find(identity, job_id)
         return _created(_same_job(job, spec)) if job else accepted(command)
 
-    async def update(self, call: Call[http.JobUpdate]) -> Reply:
-        """PUT /v1/jobs/{id}: the whole definition; what is left out gets its default again."""
+    async def update(self, call: Call[http.JobUpdate]) -> Changed:
+        """Replace a job's whole definition; what is left out gets its default again."""
         job = await self.known(call, alive=True)
         require_queue(call.identity, call.body.queue)
         head, effective_from = command_head(call, "update", job.job_id), call.body.effective_from
@@ -75,42 +77,45 @@ class Jobs:
         await self._commands.check_key(call, command, [*_comparable(spec), starts])
         return await self._changed(call, job, command)
 
-    async def pause(self, call: Call[http.NoBody]) -> Reply:
+    async def pause(self, call: Call[http.NoBody]) -> Changed:
+        """Let a job fire no more until it is resumed."""
         return await self._change(call, "pause", PauseJob)
 
-    async def resume(self, call: Call[http.NoBody]) -> Reply:
+    async def resume(self, call: Call[http.NoBody]) -> Changed:
+        """Let a paused job fire again."""
         return await self._change(call, "resume", ResumeJob)
 
-    async def delete(self, call: Call[http.JobDeletion]) -> Reply:
+    async def delete(self, call: Call[http.JobDeletion]) -> Changed:
+        """End a job for good; its pending runs are cancelled."""
         job = await self.known(call)
         command = DeleteJob(**command_head(call, "delete", job.job_id), if_version=call.body.if_version)
         return await self._changed(call, job, command)
 
-    async def trigger(self, call: Call[http.Trigger]) -> Reply:
-        """POST /v1/jobs/{id}/trigger."""
+    async def trigger(self, call: Call[http.Trigger]) -> http.JobTriggered | Accepted[http.CommandAccepted]:
+        """Run a job now, beside its schedule."""
         job = await self.known(call, alive=True)
-        payload = None if call.body.payload is UNSET else payload_text(call.body.payload)
+        payload = payload_text(call.body.payload)
         command = TriggerJob(**command_head(call, "trigger", job.job_id), payload=payload)
         await self._commands.check_key(call, command, json_value(payload))
         outcome = await self._commands.apply(command)
         if outcome is None or outcome.detail is None:
             return accepted(command)
-        return Reply(http.JobTriggered(job.job_id, UUID(outcome.detail)))
+        return http.JobTriggered(job.job_id, UUID(outcome.detail))
 
-    async def show(self, call: Call[http.NoBody]) -> Struct:
-        """GET /v1/jobs/{id}."""
+    async def show(self, call: Call[http.NoBody]) -> http.JobView:
+        """Show a job."""
         return job_view(await self.known(call))
 
-    async def _change(self, call: Call[http.NoBody], verb: str, kind: Callable[..., Command]) -> Reply:
+    async def _change(self, call: Call[http.NoBody], verb: str, kind: Callable[..., Command]) -> Changed:
         """Pause or resume, and tell the job's state after it."""
         job = await self.known(call)
         return await self._changed(call, job, kind(**command_head(call, verb, job.job_id)))
 
-    async def _changed(self, call: Call[Any], job: Job, command: Command) -> Reply:
+    async def _changed(self, call: Call[Any], job: Job, command: Command) -> Changed:
         if await self._commands.apply(command) is None:
             return accepted(command)
         job = await self._find(call.identity, job.job_id) or job
-        return Reply(http.JobChanged(job.job_id, job.state, job.next_fire_at))
+        return http.JobChanged(job.job_id, job.state, job.next_fire_at)
 
     async def known(self, call: Call[Any], *, alive: bool = False) -> Job:
         """The job of the path. alive: not a deleted one. Raises Problem 404, or 403 for another queue's."""
@@ -142,7 +147,7 @@ def job_spec(body: http.NewJob, job_id: UUID, *, new_at: datetime | None = None)
     return JobSpec(**{**fields, "schedule": to_json(schedule), "payload": payload_text(body.payload)})
 
 
-def payload_text(payload: Raw) -> str | None:
+def payload_text(payload: Raw | UnsetType) -> str | None:
     """A payload as the ledger keeps it. Raises Problem 422, or UnicodeDecodeError."""
     text = http.json_text(payload)
     if text is not None and (size := len(text.encode())) > PAYLOAD_MAX_BYTES:
@@ -198,13 +203,13 @@ def _comparable(spec: JobSpec) -> tuple[Any, ...]:
     return schedule, json_value(spec.payload), rest
 
 
-def _created(job: Job) -> Reply:
-    return Reply(http.JobCreated(job.job_id, job.next_fire_at), 201, [_location(job.job_id)])
+def _created(job: Job) -> Created[http.JobCreated]:
+    return Created(http.JobCreated(job.job_id, job.next_fire_at), headers=[_location(job.job_id)])
 
 
-def accepted(command: Command) -> Reply:
+def accepted(command: Command) -> Accepted[http.CommandAccepted]:
     """202: Kafka has it."""
-    return Reply(http.CommandAccepted(command.job_id, command.command_id), 202, [_location(command.job_id)])
+    return Accepted(http.CommandAccepted(command.job_id, command.command_id), headers=[_location(command.job_id)])
 
 
 def _location(job_id: UUID) -> tuple[bytes, bytes]:

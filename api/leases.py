@@ -66,11 +66,11 @@ class Leases:
         self._turn = counting()
 
     async def lease(self, call: Call[http.LeaseRequest]) -> http.Leased:
-        """POST /v1/queues/{queue}/lease."""
+        """Lease due runs of a queue, and wait for one if there is none."""
         return await self._answer(call, [call.queue()])
 
     async def lease_of_any(self, call: Call[http.QueuesLease]) -> http.Leased:
-        """POST /v1/lease."""
+        """Lease due runs of any of several queues, and wait for one if there is none."""
         names = [*dict.fromkeys(call.body.queues)]
         for name in names:
             require_queue(call.identity, name)

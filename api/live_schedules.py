@@ -19,7 +19,7 @@ class LiveSchedules:
         self._shards = shards
 
     async def list(self, call: Call[LiveQuery]) -> LivePage:
-        """A page; a token that is scoped to queues sees the schedules of these."""
+        """List when active jobs fire, page by page; a token that is scoped to queues sees those of these."""
         identity, query = call.identity, call.body
         queues = None if identity.queues is None else sorted(identity.queues)
         found = await self._shards.ask_all(

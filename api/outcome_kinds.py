@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, UnsetType
 
 from api.ended_attempts import EndedAttempts
 from api.problems import invalid
@@ -71,7 +71,7 @@ class Kind(Protocol, Generic[B, A, R]):
         """What came of it earlier. Raises Problem: 409 for a lost lease, 404, 403 or 503."""
 
     def single(self, came: R, /) -> Struct:
-        """The answer of the single form."""
+        """The answer of the single form. Its return type and docstring tell callers of that: see api/openapi.py."""
 
     def item(self, run_id: UUID, came: R, /) -> http.RunAnswer:
         """The same as an item of the batch form."""
@@ -90,7 +90,8 @@ class Heartbeat:
     async def explain_miss(self, ends: EndedAttempts, identity: Identity, ask: Beat, _: float) -> ExtendedLease:
         raise await ends.why_lost(identity, ask.run_id, ask.lease_token)
 
-    def single(self, came: ExtendedLease) -> Struct:
+    def single(self, came: ExtendedLease) -> http.Extended:
+        """Extend a lease, and learn whether the run is to be cancelled."""
         return http.Extended(came.lease_expires_at, came.lease_s, came.cancel)
 
     def item(self, run_id: UUID, came: ExtendedLease) -> http.RunAnswer:
@@ -115,7 +116,8 @@ class Complete:
     async def explain_miss(self, ends: EndedAttempts, identity: Identity, ask: Completion, until: float) -> UUID:
         return await ends.completed(identity, ask, until)
 
-    def single(self, _: UUID) -> Struct:
+    def single(self, _: UUID) -> http.Done:
+        """Say that a run is completed."""
         return http.Done()
 
     def item(self, run_id: UUID, _: UUID) -> http.RunAnswer:
@@ -135,7 +137,8 @@ class Fail:
     async def explain_miss(self, ends: EndedAttempts, identity: Identity, ask: Failure, until: float) -> Ended:
         return await ends.failed(identity, ask, until)
 
-    def single(self, came: Ended) -> Struct:
+    def single(self, came: Ended) -> http.Failed:
+        """Say that a run's attempt has failed: it is retried, or dead."""
         return http.Failed(came.outcome, came.due_at)
 
     def item(self, run_id: UUID, came: Ended) -> http.RunAnswer:
@@ -154,7 +157,8 @@ class Release:
     async def explain_miss(self, ends: EndedAttempts, identity: Identity, ask: HeldLease, _: float) -> UUID:
         raise await ends.why_lost(identity, ask.run_id, ask.lease_token)
 
-    def single(self, _: UUID) -> Struct:
+    def single(self, _: UUID) -> http.Done:
+        """Give a run back at once; the attempt is not charged."""
         return http.Done()
 
     def item(self, run_id: UUID, _: UUID) -> http.RunAnswer:
@@ -173,7 +177,8 @@ class Snoozing:
     async def explain_miss(self, ends: EndedAttempts, identity: Identity, ask: Snooze, _: float) -> Snoozed:
         raise await ends.why_lost(identity, ask.run_id, ask.lease_token)
 
-    def single(self, came: Snoozed) -> Struct:
+    def single(self, came: Snoozed) -> http.Snoozed:
+        """Give a run back until later; the attempt is not charged."""
         return http.Snoozed(_snoozed_as(came), came.due_at)
 
     def item(self, run_id: UUID, came: Snoozed) -> http.RunAnswer:
@@ -191,7 +196,7 @@ def _storable(text: str) -> str:
     return text.replace("\x00", "\ufffd")  # Postgres keeps no NUL
 
 
-def result_text(result: Raw) -> str | None:
+def result_text(result: Raw | UnsetType) -> str | None:
     """A result as the ledger keeps it. Raises Problem 422, or UnicodeDecodeError."""
     text = http.json_text(result)
     if text is not None and len(text.encode()) > http.RESULT_MAX_BYTES:

@@ -50,7 +50,7 @@ class Outcomes(Generic[A, R]):
     """Both endpoints of one kind."""
 
     def __init__(self, kind: Kind[Any, A, R], shards: Shards, ends: EndedAttempts, metrics: ApiMetrics) -> None:
-        self.name = kind.name
+        self.name, self.told_by = kind.name, kind.single
         self._kind = kind
         self._shards = shards
         self._ends = ends
@@ -59,7 +59,7 @@ class Outcomes(Generic[A, R]):
         )
 
     async def single(self, call: Call[Any]) -> Struct:
-        """POST /v1/runs/{id}/<kind>."""
+        """What `told_by` tells."""
         run_id = call.id("run")
         if not self._is_ours(run_id):
             raise not_found("run")
@@ -73,7 +73,7 @@ class Outcomes(Generic[A, R]):
         return self._kind.single(came)
 
     async def batch(self, call: Call[Any]) -> http.BatchAnswer:
-        """POST /v1/runs/<kind>: the answers in the order of the runs."""
+        """The same of up to 1,000 runs in one call, answered in their order."""
         asks = self._asks(call)
         came, unknown = await self._write_parts(asks)
         misses = [ask for ask in asks if ask.run_id not in came and ask.run_id not in unknown]

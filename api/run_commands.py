@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from api.command_calls import CommandCalls, command_head, command_id_of, idempotency_key
-from api.endpoints import Call, Reply
+from api.endpoints import Accepted, Call
 from api.problems import Problem
 from api.runs import FoundRun, Runs, run_view
 from ledger.connection import session
@@ -25,8 +25,8 @@ class RunCommands:
         self._runs = runs
         self._commands = commands
 
-    async def cancel(self, call: Call[NoBody]) -> Reply:
-        """At once when nobody executes the run, else with its worker's next heartbeat.
+    async def cancel(self, call: Call[NoBody]) -> http.RunCancelled | Accepted[http.RunCommandAccepted]:
+        """Cancel a run: at once when nobody executes it, else with its worker's next heartbeat.
 
         Raises Problem 404, or 409 saying how the run ended before.
         """
@@ -41,8 +41,11 @@ class RunCommands:
             return _accepted(run_id, command)
         return await self._cancelled(call, run_id)
 
-    async def replay(self, call: Call[NoBody]) -> Reply:
-        """Give a dead run all its attempts again. Raises Problem 404, or 409 for one that is not dead."""
+    async def replay(self, call: Call[NoBody]) -> http.RunReplayed | Accepted[http.RunCommandAccepted]:
+        """Give a dead run all its attempts again.
+
+        Raises Problem 404, or 409 for one that is not dead.
+        """
         run_id = call.id("run")
         if await self._is_repeated(call, "replay", run_id):
             return await self._replayed(run_id)
@@ -71,13 +74,13 @@ class RunCommands:
                 raise
             raise _ended(run_id, found) if isinstance(command, CancelRun) else _not_dead(run_id, found) from None
 
-    async def _cancelled(self, call: Call[NoBody], run_id: UUID) -> Reply:
+    async def _cancelled(self, call: Call[NoBody], run_id: UUID) -> http.RunCancelled:
         row = await self._row(run_id)
         if row is not None:
             asked = row.cancel_reason is not None
-            return Reply(http.RunCancelled(run_id=run_id, state=row.state, cancel_requested=asked))
+            return http.RunCancelled(run_id=run_id, state=row.state, cancel_requested=asked)
         state = await self._end_of(call, run_id)
-        return Reply(http.RunCancelled(run_id=run_id, state=state, cancel_requested=False))
+        return http.RunCancelled(run_id=run_id, state=state, cancel_requested=False)
 
     async def _end_of(self, call: Call[NoBody], run_id: UUID) -> str:
         """Cancelled, unless its worker is known to have completed it first."""
@@ -87,11 +90,11 @@ class RunCommands:
             return "cancelled"
         return "completed" if state == "completed" else "cancelled"
 
-    async def _replayed(self, run_id: UUID) -> Reply:
+    async def _replayed(self, run_id: UUID) -> http.RunReplayed:
         row = await self._row(run_id)
         if row is None:  # leased and ended within the moment
-            return Reply(http.RunReplayed(run_id=run_id, state="unknown", due_at=None))
-        return Reply(http.RunReplayed(run_id=run_id, state=row.state, due_at=row.due_at))
+            return http.RunReplayed(run_id=run_id, state="unknown", due_at=None)
+        return http.RunReplayed(run_id=run_id, state=row.state, due_at=row.due_at)
 
     async def _row(self, run_id: UUID) -> RunState | None:
         async with session(self._shards.of_run(run_id)) as conn:
@@ -113,6 +116,6 @@ def _not_dead(run_id: UUID, found: FoundRun) -> Problem:
     return Problem(409, f"only a dead run can be replayed; this one is {_state(run_id, found)}")
 
 
-def _accepted(run_id: UUID, command: Command) -> Reply:
+def _accepted(run_id: UUID, command: Command) -> Accepted[http.RunCommandAccepted]:
     location = (b"location", f"/v1/runs/{run_id}".encode())
-    return Reply(http.RunCommandAccepted(run_id, command.command_id), 202, [location])
+    return Accepted(http.RunCommandAccepted(run_id, command.command_id), headers=[location])

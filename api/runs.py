@@ -31,7 +31,7 @@ class Runs:
         self._history = history
 
     async def show(self, call: Call[http.NoBody]) -> http.RunView:
-        """GET /v1/runs/{id}."""
+        """Show a run, wherever it is in its life."""
         run_id = call.id("run")
         return run_view(run_id, await self.find(call.identity, run_id))
 

@@ -14,7 +14,10 @@ from schemas.zones import TZDATA_VERSION
 
 
 async def preview_schedule(call: Call[http.PreviewRequest]) -> http.Preview:
-    """Raises Problem 422, or InvalidSchedule for `from`."""
+    """Show when a schedule would fire.
+
+    Raises Problem 422, or InvalidSchedule for `from`.
+    """
     body = call.body
     # In whole seconds: fires are, and what counts from now would otherwise count from some odd microsecond.
     after = datetime.now(UTC).replace(microsecond=0) if body.start is None else instant_from(body.start)

@@ -8,5 +8,6 @@ from schemas.http_declarations import Whoami
 
 
 async def whoami(call: Call[NoBody]) -> Whoami:
+    """Tell whom the token speaks for."""
     identity = call.identity
     return Whoami(tenant=identity.tenant, role=identity.role, queues=identity.queues and sorted(identity.queues))

@@ -48,11 +48,11 @@ class Why:
         self._jobs = jobs
 
     async def run(self, call: Call[NoBody]) -> http.RunWhy:
-        """GET /v1/runs/{id}/why."""
+        """Explain where a run's time went."""
         return await self._explain(call.identity, call.id("run"))
 
     async def occurrence(self, call: Call[http.OccurrenceQuery]) -> http.OccurrenceWhy:
-        """GET /v1/jobs/{id}/why?at=…"""
+        """Explain what became of a job's occurrence."""
         job = await self._jobs.known(call)
         at = call.body.at.astimezone(UTC)
         until = self._history.deadline()

@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 PAYLOAD_MAX_BYTES = 64 * 1024
 
-Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:-]+\Z")]  # $ would allow a newline
+# $ would allow a newline
+Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:-]+\Z", examples=["mail"])]
 Instant = Annotated[datetime, Meta(tz=True)]  # a naive datetime is an error
 DeclaredAs = Annotated[str, Meta(max_length=201, pattern=r"^[A-Za-z0-9_.:-]{1,100}/[A-Za-z0-9_.:-]{1,100}\Z")]
 Lane = Literal["high", "normal", "low"]

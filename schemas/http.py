@@ -20,12 +20,20 @@ RESULT_MAX_BYTES = 64 * 1024
 RUNS_A_CALL = 1_000
 QUEUES_A_CALL = 100
 LEASE_WAIT_MAX_S = 60  # what proxies let a request wait, by their defaults
-ABSENT = Raw(b"null")
+NULL = Raw(b"null")
 
+# Its rules, and what is wrong with one, are told by schemas/schedule_json.py.
+ScheduleJson = Annotated[
+    dict[str, Any],
+    Meta(
+        description="One of cron (and zone), everySeconds, runAt or delaySeconds, and what goes with it.",
+        examples=[{"cron": "0 9 * * MON-FRI", "zone": "Europe/Paris"}, {"everySeconds": 300}, {"delaySeconds": 60}],
+    ),
+]
 JobVersion = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 LeaseToken = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 VisibilitySeconds = Annotated[float, Meta(ge=1, le=3600)]
-WorkerId = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+\Z")]
+WorkerId = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+\Z", examples=["worker-1"])]
 ErrorText = Annotated[str, Meta(max_length=4_000)]
 Progress = Annotated[str, Meta(max_length=1_000)]
 RetrySeconds = Annotated[float, Meta(ge=0, le=366 * 86_400)]
@@ -50,10 +58,10 @@ class NewJob(Request):
     """POST /v1/jobs. The fields of schemas.commands.JobSpec, with the payload as JSON instead of text."""
 
     queue: Name
-    schedule: dict[str, Any]
+    schedule: ScheduleJson
     lane: Lane = "normal"
     name: Annotated[str, Meta(max_length=200)] | None = None
-    payload: Raw = ABSENT
+    payload: Raw | UnsetType = UNSET
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = 5
     timeout_seconds: PositiveSeconds | None = None
     catch_up: CatchUp = "latest"
@@ -170,7 +178,7 @@ class RunView(Answer, kw_only=True, omit_defaults=True):
 class PreviewRequest(Request):
     """POST /v1/schedules/preview. start: an instant, now unless given. job_id: what `H` and the jitter hash."""
 
-    schedule: dict[str, Any]
+    schedule: ScheduleJson
     start: str | None = msgspec.field(name="from", default=None)
     count: Annotated[int, Meta(ge=1, le=1_000)] = 5
     job_id: UUID | None = None
@@ -247,7 +255,7 @@ class Beat(Request):
 
 class Complete(Request):
     lease_token: LeaseToken
-    result: Raw = ABSENT
+    result: Raw | UnsetType = UNSET
 
 
 class Fail(Request):
@@ -364,8 +372,21 @@ class BatchAnswer(Answer):
 class Query(Request):
     """POST /v1/query."""
 
-    sql: str
+    sql: Annotated[str, Meta(examples=["SELECT state, count(*) FROM runs GROUP BY state"])]
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
+
+
+class QueryColumn(Answer):
+    name: str
+    type: str
+
+
+class QueryAnswer(Answer):
+    """truncated: there are more rows than the limit."""
+
+    columns: list[QueryColumn]
+    rows: list[list[Any]]
+    truncated: bool
 
 
 # -- health
@@ -404,9 +425,9 @@ class ProblemDocument(Answer, omit_defaults=True):
     errors: list[FieldProblem] | None = None
 
 
-def json_text(raw: Raw) -> str | None:
-    """A JSON value as the ledger keeps it; None for null. Raises UnicodeDecodeError."""
-    if raw is ABSENT:
+def json_text(raw: Raw | UnsetType) -> str | None:
+    """A JSON value as the ledger keeps it; None for null, and for none. Raises UnicodeDecodeError."""
+    if raw is UNSET:
         return None
     text = bytes(raw).decode()
     return None if text == "null" else text
@@ -414,7 +435,7 @@ def json_text(raw: Raw) -> str | None:
 
 def json_raw(text: str | None) -> Raw:
     """The ledger's JSON text as a value to embed."""
-    return ABSENT if text is None else Raw(text)
+    return NULL if text is None else Raw(text)
 
 
 def encode(answer: Struct) -> bytes:
