@@ -37,9 +37,9 @@ _RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}, "de
 _SHED = 503
 _DESCRIPTION = """\
 x-roles: the token's role has to be one of them. x-queue-scope: how a token that is scoped to queues is held to them \
-(named: others than its own answer 403; filtered: the answer tells of its own alone; whole: it may not; none: no queue \
-is concerned). Of another tenant's jobs and runs every call says 404, as of those that never were. x-body-limit: in \
-bytes."""
+(named: others than its own answer 403; filtered: the same if it names one, else it is told of its own alone; whole: \
+it may not; none: no queue is concerned). Of another tenant's jobs and runs every call says 404, as of those that \
+never were. x-body-limit: in bytes."""
 
 
 class Document:

@@ -53,13 +53,19 @@ class Operation:
 
     @property
     def names_queue(self) -> bool:
-        """Whether its path or its body names queues."""
-        return any(each["name"] == "queue" for each in self.parameters("path")) or self._has("queue", "queues")
+        """Whether its path, its query or its body may name queues."""
+        parameters = self.parameters("path") + self.parameters("query")
+        return any(each["name"] == "queue" for each in parameters) or self._has("queue", "queues")
 
     @property
     def names_runs(self) -> bool:
         """Whether it is a batch."""
         return self._has("runs")
+
+    @property
+    def spends_lease(self) -> bool:
+        """Whether a run is not any more as it was, once it was let through."""
+        return self._has("leaseToken") or self.names_runs
 
     def _has(self, *names: str) -> bool:
         return not {*names}.isdisjoint((self.body() or {}).get("properties", {}))
