@@ -8,18 +8,17 @@ from datetime import UTC, datetime
 from itertools import islice
 from uuid import UUID
 
-import msgspec
-
-from api.command_calls import CommandCalls, command_head
+from api.command_calls import CommandCalls, command_head, idempotency_key
 from api.endpoints import Accepted, Call
 from api.jobs import Jobs, accepted, json_value, payload_text
 from api.problems import invalid
+from api.stored_definitions import stored_schedule
 from ledger.jobs import Job
 from schemas import http_operations as http
 from schemas.commands import BACKFILL_MAX_RUNS, BackfillJob
 from schemas.http import CommandAccepted
 from schemas.ids import run_id_for
-from schemas.schedule import fires_between, parse_schedule
+from schemas.schedule import fires_between
 
 
 class Backfills:
@@ -32,6 +31,7 @@ class Backfills:
 
         Raises Problem 422 for a range that is empty, reaches into the future or has too many occurrences.
         """
+        idempotency_key(call)  # one that cannot be is refused, also when there is nothing to run
         body, job = call.body, await self._jobs.known(call, alive=True)
         payload = payload_text(body.payload)
         _check_range(body)
@@ -62,7 +62,7 @@ def _check_range(body: http.Backfill) -> None:
 
 def _fires(job: Job, body: http.Backfill) -> list[datetime]:
     """The occurrences of the range, or one more than are allowed."""
-    schedule = parse_schedule(msgspec.json.decode(job.definition)["schedule"], job_id=job.job_id)
+    schedule = stored_schedule(job.job_id, job.definition)
     fires = fires_between(schedule, body.after, body.through, job_id=job.job_id, created_at=job.created_at)
     return list(islice(fires, BACKFILL_MAX_RUNS + 1))
 

@@ -10,7 +10,7 @@ from itertools import chain
 from uuid import UUID
 
 from api.auth import require_queue
-from api.command_calls import CommandCalls, command_head
+from api.command_calls import CommandCalls, command_head, idempotency_key
 from api.endpoints import Accepted, Call
 from api.problems import invalid
 from ledger.commands import APPLIED
@@ -43,6 +43,7 @@ class DeadLetters:
 
         202 when some were not seen applied in time.
         """
+        idempotency_key(call)  # one that cannot be is refused, also when there is nothing to replay
         body = call.body
         which, after = _filter(call.identity, body), _place(body.after)
         matched = sum(await self._shards.ask_all(lambda conn: count_dead(conn, which)))

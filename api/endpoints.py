@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import parse_qsl
 from uuid import UUID
@@ -225,13 +226,24 @@ class EndpointsFirst:
 
 
 def read_query(query: bytes, kind: type[B]) -> B:
-    """A query string's parameters as a `kind`. Raises Problem 422, or ValidationError as for a body."""
+    """A query string's parameters as a `kind`. Raises Problem 422, or ValidationError as for a body.
+
+    What the decoder would take for something else is refused: null for a condition that was left out, a number for an
+    instant.
+    """
     fields: dict[str, Any] = {}
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True, errors="replace"):
         if name in fields:
             raise invalid(name, f"{name} is there twice")
         fields[name] = value
-    return msgspec.convert(fields, kind, strict=False)
+    read = msgspec.convert(fields, kind, strict=False)
+    for each in msgspec.structs.fields(kind):
+        name, value = each.encode_name, getattr(read, each.name)
+        if name in fields and value is None:
+            raise invalid(name, f"null is no value; leave {name} out")
+        if name in fields and isinstance(value, datetime) and ":" not in fields[name]:
+            raise invalid(name, "an instant is like 2026-01-01T00:00:00Z")
+    return read
 
 
 async def read_body(receive: Receive, headers: dict[bytes, bytes], limit: int) -> bytes:

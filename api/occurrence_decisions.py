@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-import msgspec
-
 from api.history_client import KnownJobEvent, KnownOccurrence, KnownRange
+from api.stored_definitions import stored_schedule
 from ledger.jobs import Job
 from schemas import http_explanations as http
-from schemas.schedule import Schedule, instant_text, next_fire, parse_schedule, previous_fire
+from schemas.schedule import Schedule, instant_text, next_fire, previous_fire
 
 _TICK = timedelta(microseconds=1)
 
@@ -70,11 +69,10 @@ def _range_of(job: Job, at: datetime, known: KnownOccurrence) -> KnownRange | No
 
 
 def _definition(job: Job, events: Sequence[KnownJobEvent]) -> _Definition:
-    """As the last of these events says; the ledger's when the history knows none."""
+    """As the last of these events says; the ledger's when the history knows none. Raises Problem 409."""
     since = events[-1] if events else None
     texts = [event.definition for event in events if event.definition] or [job.definition]
-    schedule = msgspec.json.decode(texts[-1])["schedule"]
-    return _Definition(job, parse_schedule(schedule, job_id=job.job_id), since)
+    return _Definition(job, stored_schedule(job.job_id, texts[-1]), since)
 
 
 def _no_occurrence(definition: _Definition, at: datetime) -> str | None:

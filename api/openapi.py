@@ -189,7 +189,7 @@ def _problems(path: str, endpoint: Endpoint[Any]) -> Iterator[int]:
     yield from (401, 403)
     if "{id}" in path:
         yield 404
-    if endpoint.keyed or holds_lease:
+    if endpoint.keyed or holds_lease or "/jobs" in path:  # a newer server may have stored what this one cannot read
         yield 409
     if reads_body or endpoint.from_query or endpoint.keyed or "{queue}" in path:
         yield 422

@@ -195,3 +195,10 @@ async def test_a_run_that_is_not_there_cannot_be_replayed(
         assert (response.status_code, response.json()["detail"]) == (404, "no such run")
     assert (await worker.post(f"/v1/runs/{run_id}/replay")).status_code == 403
     assert (await operator.post(f"/v1/runs/{uuid4()}/replay")).status_code in (404, 503)  # without a history
+
+
+async def test_a_key_that_cannot_be_is_refused_also_when_there_is_nothing_to_replay(operator: Caller) -> None:
+    for key in ("", "k" * 201):
+        response = await operator.post("/v1/dead/replay", {}, Idempotency_Key=key)
+        assert response.status_code == 422, response.text
+        assert response.json()["field"] == "Idempotency-Key"
