@@ -13,11 +13,14 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from api.app import Api, ApiSettings
+from api.slow_clients import BoundedProtocol, SlowClients
 from ledger.shards import Shards
+from schemas.http_headers import SECURITY_HEADERS
 
 STOP_GRACE_S = 10
 KEEP_ALIVE_S = 75
 BACKLOG = 2_048
+_SECURITY_HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS]
 
 
 class ApiRole:
@@ -48,7 +51,7 @@ class ApiRole:
     async def _serve(self, api: Api, stop: asyncio.Event) -> None:
         config = uvicorn.Config(
             api.app(),
-            http="httptools",
+            http=BoundedProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -61,6 +64,8 @@ class ApiRole:
         server = _EmbeddedServer(config)
         serving = asyncio.create_task(server.serve(sockets=[self._socket]))
         stopping = asyncio.create_task(stop.wait())
+        slow_clients = SlowClients(server.server_state.connections, self._settings.patience)
+        watching = asyncio.create_task(slow_clients.run())
         self.ready.set()
         try:
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -71,17 +76,22 @@ class ApiRole:
             api.leases.close()
             server.stop()
             await serving
+            watching.cancel()
 
 
 class _DatedState(ServerState):
-    """What uvicorn's protocols take the Date header from: made when somebody asks for it, not each second."""
+    """What every answer's first headers are, also of those that uvicorn itself gives: the date, made when somebody asks
+    for it and not each second, and what is the same for all."""
 
     _second, _headers = 0, list[tuple[bytes, bytes]]()
 
     @property
     def default_headers(self) -> list[tuple[bytes, bytes]]:
         if self._second != (second := int(time.time())):
-            self._second, self._headers = second, [(b"date", formatdate(second, usegmt=True).encode())]
+            self._second, self._headers = (
+                second,
+                [(b"date", formatdate(second, usegmt=True).encode()), *_SECURITY_HEADERS],
+            )
         return self._headers
 
     @default_headers.setter

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from api.access_log import NO_ACCESS_LOG, AccessLog
 from api.auth import Authenticator
 from api.backfills import Backfills
 from api.budgets import Budget, Budgets, ShedAt
@@ -53,6 +54,7 @@ from api.ready_poll import ReadyPoll
 from api.run_commands import RunCommands
 from api.runs import Runs
 from api.schedules import preview_schedule
+from api.slow_clients import Patience
 from api.watchdogs import Watchdogs
 from api.whoami import whoami
 from api.why import Why
@@ -82,6 +84,7 @@ class ApiSettings:
     shed_at: how much must be in hand for calls of each class to be shed.
     hints_within_s: for how long after its start the process may be not ready since it does not hear hints yet.
     notice_s: how long the process goes on serving once it was told to stop, and says that it is not ready any more.
+    patience: with clients that are slow.
     """
 
     bootstrap: str
@@ -97,6 +100,8 @@ class ApiSettings:
     shed_at: ShedAt = field(default_factory=ShedAt)
     hints_within_s: float = 5.0
     notice_s: float = 0.0
+    patience: Patience = field(default_factory=Patience)
+    access_log: AccessLog = NO_ACCESS_LOG
 
 
 class Api:
@@ -105,7 +110,7 @@ class Api:
     def __init__(self, shards: Shards, settings: ApiSettings) -> None:
         bootstrap, codec, kafka, idle_s = settings.bootstrap, settings.codec, settings.kafka_config, settings.idle_s
         self._shards = shards
-        self._leaving = asyncio.Event()
+        self._leaving, self._access_log = asyncio.Event(), settings.access_log
         self.metrics = ApiMetrics()
         self.budgets = Budgets(settings.shed_at, self.metrics)
         self.index = ReadyIndex(on_drop=self._dropped)
@@ -323,6 +328,7 @@ class Api:
             metrics=self.metrics,
             budget=budget or self.budgets.creates,
             is_leaving=self._leaving.is_set,
+            access_log=self._access_log,
             body_limit=limit,
             from_query=method in ("GET", "DELETE") and body is not http.NoBody,
             **told,

@@ -22,6 +22,7 @@ from prometheus_client import Counter
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.access_log import AccessLog
 from api.auth import Authenticator, require_queue, require_role
 from api.budgets import Budget
 from api.metrics import ApiMetrics
@@ -35,6 +36,8 @@ A = TypeVar("A", bound=Struct)
 B = TypeVar("B", bound=Request)
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")  # schemas.commands.Name
+
+IDENTITY = "fencepost.identity"  # of a scope, once it is known
 
 CLOSE = (b"connection", b"close")
 PLAIN_TEXT = (b"content-type", b"text/plain; charset=utf-8")
@@ -134,6 +137,7 @@ class Endpoint(Generic[B]):
         metrics: ApiMetrics,
         budget: Budget,
         is_leaving: Callable[[], bool],
+        access_log: AccessLog,
         body_limit: int = RUN_BODY,
         from_query: bool = False,
         keyed: bool = False,
@@ -151,6 +155,7 @@ class Endpoint(Generic[B]):
         self._authenticator = authenticator
         self._budget = budget
         self._is_leaving = is_leaving
+        self._access_log = access_log
         self.body_limit = body_limit
         self._requests = metrics.requests
         self._by_status: dict[int, Counter] = {}
@@ -166,8 +171,10 @@ class Endpoint(Generic[B]):
         if self._is_leaving():  # or the client's next call might cross with the connection's end
             reply.headers = [*reply.headers, CLOSE]
         await send_reply(send, reply)
-        self._request_ms.observe((time.perf_counter() - began) * 1000)
+        self._request_ms.observe(ms := (time.perf_counter() - began) * 1000)
         self._count(reply.status)
+        if reply.status >= self._access_log.least_status:
+            self._access_log.tell(self.__name__, reply.status, ms, scope.get(IDENTITY))
 
     def _count(self, status: int) -> None:
         counter = self._by_status.get(status)
@@ -177,7 +184,7 @@ class Endpoint(Generic[B]):
 
     async def _answer(self, scope: Scope, receive: Receive) -> Struct | Reply[Any]:
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        identity = await self._authenticator.identify(headers.get(b"authorization"))
+        scope[IDENTITY] = identity = await self._authenticator.identify(headers.get(b"authorization"))
         require_role(identity, self.roles)
         if self.queue_scope == "whole" and identity.queues is not None:
             raise Problem(403, "the token is scoped to queues; this is about all of the tenant's", field="queue")

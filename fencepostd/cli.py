@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import click
 
+from api.access_log import Logged
 from api.budgets import ShedAt
 from connectors.stack import PartStatus
 from fencepostd import backup_check, roles
@@ -372,8 +373,16 @@ def shedding_options(command: Command) -> Command:
     show_default=True,
     help="How long it serves on after SIGTERM while /readyz answers 503: until every balancer has seen that.",
 )
+@click.option(
+    "--access-log",
+    type=click.Choice(get_args(Logged)),
+    default="failures",
+    envvar="FENCEPOST_ACCESS_LOG",
+    show_default=True,
+    help="Which calls get a line of JSON on standard output; a failure is a status of 400 and more.",
+)
 @refusals
-def api(history_url: str, notice_seconds: float, **options: Any) -> None:
+def api(history_url: str, notice_seconds: float, access_log: Logged, **options: Any) -> None:
     """Serve the lease, job and query API over HTTP. Run as many as you like, behind any balancer.
 
     Under stress a process sheds reads first, then creates, outcomes, and leases last; see docs/operating.md, Overload.
@@ -383,7 +392,9 @@ def api(history_url: str, notice_seconds: float, **options: Any) -> None:
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     settings = _settings(**options)
-    roles.run_until_signalled(lambda stop: roles.run_api(settings, history_url, stop, shed_at, notice_seconds))
+    roles.run_until_signalled(
+        lambda stop: roles.run_api(settings, history_url, stop, shed_at, notice_seconds, access_log)
+    )
 
 
 @main.group()

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from api.access_log import AccessLog, Logged, to_standard_output
 from api.api_role import ApiRole
 from api.app import ApiSettings
 from api.budgets import ShedAt
@@ -90,7 +91,14 @@ async def run_history(settings: Settings, stop: Stop) -> None:
     await role.run(stop)
 
 
-async def run_api(settings: Settings, history_url: str, stop: Stop, shed_at: ShedAt, notice_s: float = 0.0) -> None:
+async def run_api(
+    settings: Settings,
+    history_url: str,
+    stop: Stop,
+    shed_at: ShedAt,
+    notice_s: float = 0.0,
+    logged: Logged = "failures",
+) -> None:
     """Serve HTTP. notice_s: for how long after `stop` too, so that balancers have the time to notice."""
     api = ApiSettings(
         bootstrap=settings.bootstrap,
@@ -100,6 +108,7 @@ async def run_api(settings: Settings, history_url: str, stop: Stop, shed_at: She
         history_url=history_url,
         shed_at=shed_at,
         notice_s=notice_s,
+        access_log=AccessLog(logged, to_standard_output),
     )
     async with open_shards(settings.dsn, size=API_POOL_SIZE, name="fencepost-api") as shards:
         await ApiRole(shards, settings.host, settings.port, api).run(stop)

@@ -16,6 +16,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from schemas.http_headers import SECURITY_HEADERS
+
 STOP_GRACE_S = 5
 
 
@@ -30,6 +32,8 @@ class EmbeddedServer(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 date_header=False,
+                server_header=False,
+                headers=list(SECURITY_HEADERS),
                 timeout_graceful_shutdown=STOP_GRACE_S,
             )
         )

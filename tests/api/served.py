@@ -54,6 +54,16 @@ class Served:
             while await self.metric(name) != value:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)  # metrics are all that tells it
 
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A bare one, for what no client sends."""
+        address = urlsplit(self.role.url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+
     async def raw_lease(self, **fields: Any) -> asyncio.StreamWriter:
         """A lease call on a connection of its own, which the caller may cut."""
         address = urlsplit(self.role.url)

@@ -1,0 +1,94 @@
+"""Bounds for clients that are slow: with a call's head, with its body, or in reading their answer.
+
+uvicorn ends connections that are idle between two calls, and waits for all else without end. Looking at every
+connection now and then costs a call nothing, where a timer for each of its parts would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_MAX = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """head_s: until a call's head is there, from the connection's beginning or the head's. body_s: until its body is.
+    unread_s: while nothing of an answer is taken. A slow client is noticed up to look_every_s later.
+    """
+
+    head_s: float = 10.0
+    body_s: float = 60.0
+    unread_s: float = 30.0
+    look_every_s: float = 5.0
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Refuses a head without end."""
+
+    _head_bytes = 0
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._head_bytes += len(data)
+        if self._head_bytes > HEAD_MAX and not self.is_under_way and not self.transport.is_closing():
+            self.send_400_response(f"The head is larger than {HEAD_MAX} bytes.")
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a call's head is there, and its answer is not."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+
+class _Wait(NamedTuple):
+    """What a client keeps us waiting for. mark: another one when it went on meanwhile."""
+
+    limit_s: float
+    mark: object
+
+
+class SlowClients:
+    """connections: as the server keeps them, one event loop's."""
+
+    def __init__(self, connections: Iterable[object], patience: Patience) -> None:
+        self._connections, self._patience = connections, patience
+        self._waits: dict[BoundedProtocol, tuple[_Wait, float]] = {}
+
+    async def run(self) -> None:
+        """End what takes too long, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._patience.look_every_s)
+            self._look(loop.time())
+
+    def _look(self, now_s: float) -> None:
+        before, self._waits = self._waits, {}
+        for connection in list(self._connections):
+            assert isinstance(connection, BoundedProtocol)
+            if (wait := self._wait(connection)) is None:
+                continue
+            known, since_s = before.get(connection, (wait, now_s))
+            since_s = since_s if known == wait else now_s
+            if now_s - since_s >= wait.limit_s:
+                connection.transport.abort()
+            else:
+                self._waits[connection] = wait, since_s
+
+    def _wait(self, connection: BoundedProtocol) -> _Wait | None:
+        """None when it is our turn, or when the connection is idle, which uvicorn bounds."""
+        if unread := connection.transport.get_write_buffer_size():
+            return _Wait(self._patience.unread_s, unread)
+        if connection.is_under_way:
+            return _Wait(self._patience.body_s, id(connection.cycle)) if connection.cycle.more_body else None
+        if connection.timeout_keep_alive_task is not None:
+            return None
+        return _Wait(self._patience.head_s, id(connection.cycle))
