@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.access_log import AccessLog, Logged
+from api.access_log import AccessLog, Logged, to_standard_output
 from api.app import Api, ApiSettings
 from ledger.connection import Pool, session
 from ledger.shards import Shards
@@ -75,3 +75,13 @@ async def test_what_is_logged_can_be_told(
     await caller.get("/v1/queues/mail")
     await caller.get("/v1/runs/none")
     assert [line["status"] for line in log.lines()] == statuses
+
+
+def test_a_line_is_on_standard_output_at_once(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Standard error has what is told to people."""
+    AccessLog("all", to_standard_output).tell("GET /v1/whoami", 401, 1.23456, None)
+    out, err = capfdbinary.readouterr()
+    assert err == b""
+    assert out.endswith(b"\n")
+    line = json.loads(out)
+    assert (line["method"], line["route"], line["ms"], line["tenant"]) == ("GET", "/v1/whoami", 1.235, None)

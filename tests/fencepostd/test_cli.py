@@ -53,6 +53,10 @@ def test_up_status_logs_down_and_up_again(stack: list[str]) -> None:
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}) as client:
         created = client.post("/v1/jobs", json={"queue": "mail", "schedule": {"cron": "0 9 * * *"}})
         assert created.status_code == 201, created.text
+        assert client.get("/v1/runs/none").status_code == 404
+        # What failed is in the access log, unless it is told to have all.
+        lines = [json.loads(line) for line in run("logs", *state, "api").output.splitlines() if line.startswith("{")]
+        assert [(line["route"], line["status"]) for line in lines] == [("/v1/runs/{id}", 404)]
 
         status = run("status", *state)
         assert status.exit_code == 0, status.output
