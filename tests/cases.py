@@ -19,6 +19,11 @@ def given(case_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return CASES[case_id]["input"], CASES[case_id]["expected"]
 
 
+def spelled(described: str) -> str:
+    r"""A zone name of a case, which writes NUL as \u0000 and five thousand letters as a*5000."""
+    return described.replace(r"\u0000", "\0").replace("a*5000", "a" * 5000)
+
+
 def cases_of(areas: Iterable[str]) -> set[str]:
     """The ids of the cases of these areas."""
     return {case_id for case_id, case in CASES.items() if case["area"] in areas}

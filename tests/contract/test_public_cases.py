@@ -7,8 +7,10 @@ import pytest
 from tests.cases import cases_of, is_asserted, named_in
 
 AREAS = (
+    "api",
     "avro",
     "clock",
+    "fairness",
     "fencing",
     "idempotency",
     "kafka",
@@ -18,16 +20,31 @@ AREAS = (
     "retry",
     "shutdown",
     "storage",
+    "webhook",
 )
 # Files in which a test is called after its case.
-NAMED = ("streams/test_missed_fire_cases.py", "streams/test_policy_cases.py")
+NAMED = (
+    "api/test_api_cases.py",
+    "connectors/client/webhook/test_webhook_cases.py",
+    "streams/test_missed_fire_cases.py",
+    "streams/test_policy_cases.py",
+)
 
 # A file below tests/, and its test.
 WHERE = {
+    "api-003": "schemas/test_schedule_cases.py test_legacy_zone_name_is_accepted_from_the_bundled_tzdata",
+    "api-004": "schemas/test_schedule_cases.py test_one_off_local_times_follow_the_gap_and_fold_rule",
+    "api-006": "schemas/test_schedule_cases.py test_interval_that_would_be_a_busy_loop_is_refused",
+    "api-013": "api/test_declared_jobs.py test_an_update_has_its_effect_only_at_the_version_it_was_made_for",
     "clk-006": "streams/test_zone_moves.py test_a_fleet_that_runs_several_versions_runs_each_local_time_once",
     "clk-009": "schemas/test_commands.py test_a_command_s_time_without_a_zone_is_not_encoded",
     "clk-010": "streams/test_policy_cases.py test_heartbeats_keep_a_run_alive_while_the_clocks_are_changed",
     "clk-011": "streams/test_policy_cases.py test_an_owner_that_restarts_east_of_greenwich_misses_no_hour",
+    # The quota of ours on what runs at once is a job's: one run, unless its overlap is `allow`.
+    "fai-004": "ledger/test_overlap_changes.py test_nothing_starts_before_all_that_were_live_at_the_edit_have_ended",
+    "fai-007": "ledger/test_slots.py test_two_instances_never_have_two_runs_of_a_job_leased",
+    # No claim reads what a tenant wrote. The row that cannot be read is the definition, for the next occurrence.
+    "fai-008": "streams/test_unreadable_schedules.py test_its_late_run_is_handed_out_and_other_jobs_go_on",
     "fen-002": "ledger/test_leases.py test_an_older_token_is_refused",
     "fen-003": "ledger/test_leases.py test_the_token_grows_with_every_lease_of_a_run",
     "fen-006": "api/test_outcomes.py test_an_older_lease_token_is_refused",

@@ -13,6 +13,7 @@ import pytest
 
 from schemas.errors import InvalidSchedule, UnknownZone
 from schemas.schedule import next_fire, parse_schedule, previous_fire, to_json
+from tests.cases import spelled
 
 CASES = [
     json.loads(line)
@@ -77,11 +78,6 @@ def expression(described: str) -> str:
     """The expression of a case that says how to build it."""
     built = re.fullmatch(r"'(.*)' repeated (\d+) times, then '(.*)'", described)
     return built[1] * int(built[2]) + built[3] if built else described
-
-
-def spelled(described: str) -> str:
-    r"""A zone name of a case, which writes NUL as \u0000 and five thousand letters as a*5000."""
-    return described.replace(r"\u0000", "\0").replace("a*5000", "a" * 5000)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,17 @@ def test_show_prints_what_is_set_or_all_of_it_as_json(server: ScriptedServer) ->
     assert (as_json["state"], as_json["reason"]) == ("dead", "boom")
 
 
+def test_no_value_speaks_to_a_terminal_or_looks_like_another_field(server: ScriptedServer) -> None:
+    server.answer = (
+        200,
+        {"runId": RUN_ID, "state": "dead", "reason": "\x1b]0;boom\nstate  completed\u202e", "attempt": 5},
+    )
+    result = fencepost("runs", "show", RUN_ID, url=server.url)
+    assert result.stdout.splitlines()[-2:] == ["reason   \ufffd]0;boom", "         state  completed\ufffd"]
+    server.answer = (200, ANSWER | {"rows": [["a\nb\x1b[31m", 1]]})
+    assert "a⏎b\ufffd[31m" in fencepost("query", "SELECT 1", url=server.url).stdout
+
+
 ANSWER = {
     "columns": [{"name": "state", "type": "VARCHAR"}, {"name": "n", "type": "BIGINT"}],
     "rows": [["completed", 1200], ["dead", None], ["a, b", 7]],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fencepost.webhook.addresses import is_allowed, is_public
+from fencepost.webhook.addresses import is_allowed, is_never_called, is_public
 
 CLOSED = {
     "unspecified": ["0.0.0.0", "0.1.2.3", "::"],
@@ -89,6 +89,20 @@ def test_a_network_that_was_allowed_is_allowed_and_its_neighbours_are_not() -> N
         assert is_allowed(ip_address(text), private)
     for text in ("10.2.0.0", "::ffff:10.2.0.0", "fd00:0:0:1::", "127.0.0.1", "64:ff9b::10.1.2.3", "::10.1.2.3"):
         assert not is_allowed(ip_address(text), private)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "169.254.169.254", "::ffff:169.254.169.254", "168.63.129.16", "100.100.100.200", "fe80::1", "fd00:ec2::254",
+        "fd20:ce::254", "64:ff9b::169.254.169.254", "64:ff9b:1::169.254.169.254", "2002:a9fe:a9fe::1",
+        "::169.254.169.254", "fd00::5efe:a9fe:a9fe",
+    ],
+)  # fmt: skip
+def test_no_network_that_is_allowed_opens_link_local_or_a_clouds_own(text: str) -> None:
+    assert not is_allowed(ip_address(text), [ip_network("0.0.0.0/0"), ip_network("::/0")])
+    assert is_never_called(ip_address(text))
+    assert is_allowed(ip_address("127.0.0.1"), [ip_network("0.0.0.0/0")])
 
 
 def test_an_address_with_a_zone_is_never_allowed() -> None:

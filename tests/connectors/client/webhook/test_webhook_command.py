@@ -64,6 +64,7 @@ async def test_worker_process_calls_the_url_and_drains_on_sigterm(served: tuple[
         ([URL, "--allow-host", "*"], "'*' is no host name"),
         ([URL, "--allow-host", "*.com"], "*.com allows too much"),
         ([URL, "--allow-private", "10.0.0.1/8"], "a network is written as 10.1.0.0/16"),
+        ([URL, "--allow-private", "169.254.169.254/32"], "169.254.169.254/32 is never called: link-local"),
         (
             [URL, "--secret", "hunter2"],
             "secret 1 is not whsec_ and the base64 of 24 to 64 bytes. Set FENCEPOST_WEBHOOK",

@@ -23,10 +23,11 @@ def print_fields(answer: msgspec.Struct, as_json: bool) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
         return
     fields = {field.encode_name: getattr(answer, field.name) for field in msgspec.structs.fields(answer)}
-    shown = {name: _text(value) for name, value in fields.items() if value is not None}
+    shown = {name: printable(_text(value)) for name, value in fields.items() if value is not None}
     width = max(map(len, shown))
     for name, value in shown.items():
-        click.echo(f"{name:<{width}}  {value}")
+        lines = value.replace("\n", f"\n{'':{width}}  ")  # so that no value looks like another field
+        click.echo(f"{name:<{width}}  {lines}")
 
 
 def print_table(answer: QueryAnswer) -> None:
@@ -72,8 +73,13 @@ def _text(value: Any) -> str:
     return str(value) if isinstance(value, str | UUID) else msgspec.json.encode(value).decode()
 
 
+def printable(text: str) -> str:
+    """Without what would speak to a terminal. Tenants choose names, reasons and results."""
+    return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)
+
+
 def _cut(text: str) -> str:
-    text = text.replace("\n", "⏎")
+    text = printable(text).replace("\n", "⏎")
     return text if len(text) <= WIDTH_MAX else text[: WIDTH_MAX - 1] + "…"
 
 

@@ -8,7 +8,7 @@ import click
 
 from fencepost.commandline.connection import Connection, pass_connection
 from fencepost.commandline.worker_options import WorkerOptions, work_until_told, worker_options
-from fencepost.webhook.addresses import Network
+from fencepost.webhook.addresses import Network, is_never_called
 from fencepost.webhook.checked_network import CheckedNetwork
 from fencepost.webhook.destinations import (
     AllowedHost,
@@ -37,9 +37,12 @@ class NetworkParam(click.ParamType):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Network:
         try:
-            return ip_network(str(value))
+            network = ip_network(str(value))
         except ValueError as error:
             self.fail(f"{error}: a network is written as 10.1.0.0/16", param, ctx)
+        if is_never_called(network[0]) and is_never_called(network[-1]):
+            self.fail(f"{value} is never called: link-local, or a cloud's own", param, ctx)
+        return network
 
 
 class UrlParam(click.ParamType):

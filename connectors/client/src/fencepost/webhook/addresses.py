@@ -7,7 +7,7 @@ it differs between Python's patch releases, and takes an address that embeds ano
 from __future__ import annotations
 
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -46,7 +46,23 @@ _CLOSED_V6 = tuple(
         "3fff::/20",  # documentation
     )
 )
+# Where clouds tell a machine its own credentials, and neighbours on its link: no allowed network opens these.
+_NEVER = tuple(
+    map(
+        ip_network,
+        (
+            "169.254.0.0/16",
+            "168.63.129.16/32",  # Azure
+            "100.100.100.200/32",  # Alibaba Cloud
+            "fe80::/10",
+            "fd00:ec2::/32",  # AWS
+            "fd20:ce::254/128",  # Google Cloud
+        ),
+    )
+)
 _NAT64 = IPv6Network("64:ff9b::/96")
+_NAT64_LOCAL = IPv6Network("64:ff9b:1::/48")
+_COMPATIBLE = IPv6Network("::/96")
 _ISATAP = 0x5EFE  # bits 32 to 63 of an address that embeds an IPv4 address; bit 57 may be set
 
 
@@ -63,11 +79,29 @@ def is_public(address: Address) -> bool:
 
 
 def is_allowed(address: Address, private: Iterable[Network]) -> bool:
-    """Whether it is public, or in one of the networks that were allowed by name."""
+    """Whether it is public, or in one of the networks that were allowed by name and not one of those never called."""
     if isinstance(address, IPv6Address) and address.scope_id is not None:
         return False
     plain = unmapped(address)
-    return is_public(plain) or any(plain in network for network in private)
+    return is_public(plain) or (any(plain in network for network in private) and not is_never_called(plain))
+
+
+def is_never_called(address: Address) -> bool:
+    """Whether it is link-local or a cloud's own service, as it stands or by the IPv4 address that it embeds."""
+    inner = _embedded(address)
+    return any(address in network or (inner is not None and inner in network) for network in _NEVER)
+
+
+def _embedded(address: Address) -> IPv4Address | None:
+    """The IPv4 address inside of an IPv6 one, in the forms that gateways and hosts unpack."""
+    if isinstance(address, IPv4Address):
+        return None
+    if address.sixtofour is not None:
+        return address.sixtofour
+    low, form = IPv4Address(int(address) & 0xFFFFFFFF), (int(address) >> 32) & 0xFDFFFFFF
+    if form == _ISATAP or any(address in network for network in (_NAT64, _NAT64_LOCAL, _COMPATIBLE)):
+        return low
+    return address.ipv4_mapped
 
 
 def unmapped(address: Address) -> Address:
