@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Absolute, so that the fallback below also works from a recipe that changes directory.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup lock copies format check test simulation chaos mutants demo bench bench-lateness bench-mix bench-drain bench-enqueue \
+.PHONY: help setup lock copies format check test simulation fuzz chaos mutants demo bench bench-lateness bench-mix bench-drain bench-enqueue \
 	bench-smoke bench-heartbeats bench-overload bench-takeover bench-idle bench-backlog bench-shards bench-move bench-deploy bench-soak bench-scale up down clean
 
 help:  ## list the targets
@@ -50,6 +50,12 @@ SEEDS ?= 10000
 
 simulation: setup  ## SEEDS simulations of the protocol under a virtual clock, hurt and healed, in two processes
 	python -m tests.simulation --seeds $(SEEDS)
+
+# Of `make fuzz`: for each target; SEED=7 draws again what that seed drew; ONLY=cron feeds nothing else.
+SECONDS ?= 60
+
+fuzz: setup  ## feed the parsers with what tenants could send, a minute each: none may crash, hang or grow (SECONDS SEED ONLY)
+	python -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only '$(ONLY)')
 
 # Of `make chaos`: how long it is hurt; SEED=7 breaks again what that seed broke; ONLY=link breaks nothing but links;
 # REPORT=docs/chaos/….md keeps the report.

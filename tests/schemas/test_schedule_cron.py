@@ -67,6 +67,15 @@ def test_day_step_that_covers_all_days_is_still_a_restriction() -> None:
     assert first_days("0 0 */1 * MON", 3) == ["2024-01-02", "2024-01-03", "2024-01-04"]
 
 
+@pytest.mark.parametrize("text", ["*,5", "5,*", "*/2,*", "0-6,*,*"])
+def test_a_star_in_a_list_is_all_of_it_and_still_a_restriction_of_days(text: str) -> None:
+    fields = parse_fields(f"{text} {text} {text.replace('0', '1')} {text.replace('0', '1')} {text}", "job")
+    assert (len(fields.minutes), len(fields.hours), len(fields.days.days)) == (60, 24, 31)
+    assert (len(fields.days.months), len(fields.days.weekdays)) == (12, 7)
+    assert fields.days.by_day
+    assert fields.days.by_weekday
+
+
 def test_question_mark_leaves_the_other_day_field_alone() -> None:
     assert first_days("0 0 ? * FRI", 2) == ["2024-01-05", "2024-01-12"]
     assert first_days("0 0 13 * ?", 2) == ["2024-01-13", "2024-02-13"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from time import thread_time
 from typing import Any
 from uuid import UUID
 
@@ -13,6 +15,7 @@ import pytest
 from schemas.errors import CommandRejected, HistoryBusy, QueryRejected
 from streams.history_queries import HistoryQueries, json_ready
 from streams.history_store import RUN_COLUMNS, RUN_EVENT_COLUMNS, HistoryStore
+from streams.query_guard import MAX_OPEN
 from tests.streams.event_samples import START, life_of, run_row, stored
 
 
@@ -327,6 +330,22 @@ def test_deep_nesting_is_rejected_and_harms_nobody(queries: HistoryQueries, dept
 
 
 # What it may cost.
+
+
+@pytest.mark.parametrize("piece", ["(", "[", "{'a': ", "- ", "+ ", "-/**/", "(- ", "abs(", "x[", "CASE WHEN ("])
+def test_what_opens_without_end_is_refused_before_the_parser_keeps_it_all(queries: HistoryQueries, piece: str) -> None:
+    began, before = thread_time(), getrusage(RUSAGE_SELF).ru_maxrss
+    for times in (MAX_OPEN, 20_000 // len(piece) - 10):
+        with pytest.raises(QueryRejected):
+            queries.query("acme", "SELECT " + piece * times)
+    assert thread_time() - began < 1
+    assert getrusage(RUSAGE_SELF).ru_maxrss - before < 100 * 1024  # KiB
+
+
+def test_signs_within_values_are_no_signs_that_open(queries: HistoryQueries) -> None:
+    run_ids = ", ".join(f"'{UUID(int=n)}'" for n in range(400))
+    assert rows(queries, f"SELECT count(*) FROM runs WHERE run_id IN ({run_ids})") == [[3]]
+    assert rows(queries, "SELECT 1 " + "- 1 " * 60) == [[-59]]
 
 
 def test_a_query_that_takes_too_long_is_ended(store: HistoryStore) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fencepost.declarations.errors import InvalidJobFile
-from fencepost.declarations.job_file import read_job_file
+from fencepost.declarations.job_file import parse_job_file, read_job_file
 from fencepost.errors import InvalidInput
 from tests.connectors.client.declarations.declared import TENANT, declared, job
 
@@ -108,6 +108,27 @@ def test_a_mistake_is_told_with_its_place_and_field(text: str, place: str, field
 def test_what_is_no_mapping_or_no_yaml_is_no_file_of_jobs(text: str) -> None:
     with pytest.raises(InvalidJobFile, match=r"^billing\.yaml"):
         declared(text)
+
+
+LAUGHS = "\n".join(f"  - &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30))
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (f"\n  - &a0 [x]\n{LAUGHS}", "with its aliases written out it has more than 1,000,000 values"),
+        ("&a [1, *a]", "an alias stands for what it is a part of"),
+        ("!!int x", "it is no number"),
+        ("!!float 1.x", "it is no number"),
+        ("1" * 5_000, "it is no number"),
+    ],
+    ids=["laughs", "circle", "no whole number", "no number", "too many digits"],
+)
+def test_values_without_end_and_numbers_that_are_none_are_told_with_their_place(payload: str, message: str) -> None:
+    text = f"jobs: {{a: {{queue: q, schedule: {{everySeconds: 60}}}}}}\npayload: {payload}\n"
+    with pytest.raises(InvalidJobFile, match=message) as refusal:
+        parse_job_file(text, file="jobs.yaml", tenant="acme")
+    assert refusal.value.place.startswith("jobs.yaml:")
 
 
 def test_names_that_are_too_long_for_a_key_together_are_refused() -> None:

@@ -7,13 +7,17 @@ of such texts. A key that occurs twice is an error instead of the last one winni
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from fencepost.declarations.errors import InvalidJobFile
+
+T = TypeVar("T")
+
+MOST_VALUES = 1_000_000
 
 
 class PlacedYaml(NamedTuple):
@@ -43,6 +47,8 @@ def read_yaml(text: str, file: str) -> PlacedYaml:
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
+        if root is not None:
+            _values_in(root, {})
         return PlacedYaml(file, loader.construct_document(root) if root else None, root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -50,6 +56,32 @@ def read_yaml(text: str, file: str) -> PlacedYaml:
         raise InvalidJobFile(error.problem or str(error), place=place) from error
     except (yaml.YAMLError, RecursionError) as error:  # a character that no YAML has, a depth that nobody needs
         raise InvalidJobFile(" ".join(str(error).split()), place=file) from error
+
+
+def _values_in(node: Node, counted: dict[int, int]) -> int:
+    """How many values a node stands for, each alias with all that it stands for. Raises MarkedYAMLError.
+
+    A few hundred characters whose aliases stand for aliases are billions of values, once they are written out.
+    """
+    if counted.get(id(node)) == 0:
+        raise yaml.MarkedYAMLError(problem="an alias stands for what it is a part of", problem_mark=node.start_mark)
+    if id(node) not in counted:
+        counted[id(node)] = 0  # until it is known
+        items = node.value if isinstance(node, MappingNode | SequenceNode) else ()
+        parts = (part for item in items for part in (item if isinstance(item, tuple) else (item,)))
+        counted[id(node)] = 1 + sum(_values_in(part, counted) for part in parts)
+        if counted[id(node)] > MOST_VALUES:
+            told = f"with its aliases written out it has more than {MOST_VALUES:,} values"
+            raise yaml.MarkedYAMLError(problem=told, problem_mark=node.start_mark)
+    return counted[id(node)]
+
+
+def _number(node: ScalarNode, read: Callable[[str], T]) -> T:
+    """What !!int and !!float stand before need not be one."""
+    try:
+        return read(node.value)
+    except ValueError as error:
+        raise yaml.MarkedYAMLError(problem="it is no number", problem_mark=node.start_mark) from error
 
 
 def _step(node: Node | None, name: str) -> tuple[Node, Node] | None:
@@ -76,10 +108,10 @@ class _Loader(yaml.SafeLoader):
         yield from super().construct_yaml_map(node)
 
     def construct_whole_number(self, node: ScalarNode) -> int:
-        return int(node.value, 16) if "x" in node.value else int(node.value)
+        return _number(node, lambda text: int(text, 16) if "x" in text else int(text))
 
     def construct_number(self, node: ScalarNode) -> float:
-        return float(node.value)
+        return _number(node, float)
 
     def _refuse_repeated_keys(self, node: MappingNode) -> None:
         seen: set[str] = set()

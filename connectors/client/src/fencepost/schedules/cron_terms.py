@@ -166,7 +166,7 @@ def _expand(index: int, text: str, key: bytes = b"") -> frozenset[int]:
         raise InvalidSchedule("cron", f"{FIELD_NAMES[index]}: {text!r} is not acceptable") from error
     finally:
         EXPRESSIONS.clear()  # croniter keeps every expression and id it ever saw
-    if expanded == ["*"]:
+    if "*" in expanded:  # alone, or in a list
         low, high = BOUNDS[index]
         return frozenset(range(low, high + 1))
     return frozenset(int(value) for value in expanded)
