@@ -38,6 +38,7 @@ from schemas.commands import (
 )
 from schemas.errors import InvalidSchedule
 from schemas.ids import idempotent_id, new_id
+from schemas.json_depth import MAX_DEPTH, is_too_deep
 from schemas.schedule import first_fire, parse_schedule, to_json
 
 _SPEC_FIELDS = frozenset(JobSpec.__struct_fields__)
@@ -153,6 +154,8 @@ def payload_text(payload: Raw | UnsetType) -> str | None:
     text = http.json_text(payload)
     if text is not None and (size := len(text.encode())) > PAYLOAD_MAX_BYTES:
         raise invalid("payload", f"payload is {size} bytes, more than {PAYLOAD_MAX_BYTES}")
+    if text is not None and is_too_deep(text):
+        raise invalid("payload", f"payload is nested deeper than {MAX_DEPTH} levels")
     return text
 
 

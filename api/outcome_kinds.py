@@ -24,6 +24,7 @@ from ledger.leases import (
 )
 from ledger.tokens import Identity
 from schemas import http
+from schemas.json_depth import MAX_DEPTH, is_too_deep
 
 
 class Caller(NamedTuple):
@@ -201,4 +202,6 @@ def result_text(result: Raw | UnsetType) -> str | None:
     text = http.json_text(result)
     if text is not None and len(text.encode()) > http.RESULT_MAX_BYTES:
         raise invalid("result", f"the result is larger than {http.RESULT_MAX_BYTES} bytes")
+    if text is not None and is_too_deep(text):
+        raise invalid("result", f"the result is nested deeper than {MAX_DEPTH} levels")
     return text

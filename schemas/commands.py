@@ -16,6 +16,7 @@ from msgspec import Meta, Struct, field
 
 from schemas.codec import NAMESPACE, Codec, Record
 from schemas.errors import CommandRejected, Undecodable
+from schemas.json_depth import MAX_DEPTH, is_too_deep
 from schemas.schedule import Schedule, parse_schedule
 
 T = TypeVar("T")
@@ -199,13 +200,15 @@ def schedule_of(command: CreateJob | UpdateJob) -> Schedule:
 
 
 def check_payload(payload: str | None) -> None:
-    """Raises CommandRejected unless payload is a JSON document within the cap."""
+    """Raises CommandRejected unless payload is a JSON document within the caps of size and depth."""
     if payload is None:
         return
     try:
         size = len(payload.encode())
         if size > PAYLOAD_MAX_BYTES:
             raise CommandRejected(f"payload is {size} bytes, more than {PAYLOAD_MAX_BYTES}", field="payload")
+        if is_too_deep(payload):
+            raise CommandRejected(f"payload is nested deeper than {MAX_DEPTH} levels", field="payload")
         msgspec.json.decode(payload)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise CommandRejected(f"payload is no JSON document: {error}", field="payload") from error

@@ -1,4 +1,4 @@
-"""Copies what the client shares with the server out of schemas/: the Avro schemas and the rules of schedules.
+"""Copies what the client shares with the server out of schemas/: Avro, the rules of schedules, the depth of JSON.
 
     python connectors/client/generate_copies.py    (or: make copies)
 
@@ -22,6 +22,7 @@ MODULES = (
     "cron",
     "cron_fields",
     "cron_terms",
+    "json_depth",
     "schedule",
     "schedule_json",
     "schedule_kinds",

@@ -22,6 +22,7 @@ from ledger.shards import Shards
 from schemas.commands import PauseJob
 from schemas.errors import KafkaUnavailable
 from schemas.ids import idempotent_id, new_id
+from schemas.json_depth import MAX_DEPTH
 from tests.api.conftest import Caller, Callers
 from tests.api.owner import Owner
 from tests.fatal_producer import fatal_at_first
@@ -295,6 +296,27 @@ async def test_a_payload_that_is_no_utf8_or_bottomless_is_refused(producer: Call
         wire = b'{"queue":"mail","schedule":{"delaySeconds":1},"payload":' + payload + b"}"
         response = await producer.http.post("/v1/jobs", content=wire, headers={"content-type": "application/json"})
         assert response.status_code == 400
+
+
+@pytest.mark.usefixtures("applying")
+async def test_a_payload_that_is_too_large_or_too_deep_is_refused_wherever_one_is_given(producer: Caller) -> None:
+    job = f"/v1/jobs/{(await create(producer, HOURLY))['jobId']}"
+    span = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T01:00:00Z"}
+    deep: Any = []
+    for _ in range(MAX_DEPTH - 1):
+        deep = [deep]
+    for payload, status in (("x" * (64 * 1024), 422), ([deep], 422), ("x" * (64 * 1024 - 2), 200), (deep, 200)):
+        for call, path, body in (
+            (producer.post, "/v1/jobs", HOURLY),
+            (producer.put, job, HOURLY),
+            (producer.post, f"{job}/trigger", {}),
+            (producer.post, f"{job}/backfill", span),
+        ):
+            response = await call(path, body | {"payload": payload})
+            if status == 422:
+                assert (response.status_code, response.json()["field"]) == (422, "payload"), path
+            else:
+                assert response.is_success, (path, response.text)
 
 
 async def test_without_kafka_a_command_is_refused_for_now(settings: ApiSettings) -> None:

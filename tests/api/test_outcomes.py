@@ -17,6 +17,7 @@ from ledger.connection import Pool, session
 from ledger.outbox import delete_from_outbox, read_outbox
 from ledger.runs import RunState, read_run
 from schemas.ids import run_id_for
+from schemas.json_depth import MAX_DEPTH
 from tests.api.conftest import Caller, Callers
 from tests.api.owner import Owner
 
@@ -359,6 +360,22 @@ async def test_the_longest_result_and_error_fit(worker: Caller, owner: Owner) ->
     first, second = await worker.lease()
     assert (await post(worker, "complete", first, result="x" * (64 * 1024 - 2))).status_code == 200
     assert (await post(worker, "fail", second, error="ü" * 4_000)).status_code == 200
+
+
+async def test_a_result_that_is_too_large_or_too_deep_is_refused_by_its_field(
+    worker: Caller, run: dict, ledger_pool: Pool
+) -> None:
+    deep = b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1)
+    bottomless = b"[" * 20_000 + b"]" * 20_000
+    for result, status in ((b'"' + b"x" * (64 * 1024 - 1) + b'"', 422), (deep, 422), (bottomless, 400)):
+        item = b'"leaseToken":1,"result":' + result + b"}"
+        batch = b'{"runs":[{"runId":"%s",' % run["runId"].encode() + item + b"]}"
+        for path, wire in ((f"/v1/runs/{run['runId']}/complete", b"{" + item), ("/v1/runs/complete", batch)):
+            response = await worker.http.post(path, content=wire, headers={"content-type": "application/json"})
+            assert response.status_code == status, path
+            assert status == 400 or response.json()["field"].endswith("result")
+    assert await read(ledger_pool, run) is not None
+    assert (await post(worker, "complete", run, result=json.loads(deep[1:-1]))).status_code == 200
 
 
 async def test_a_nul_in_an_error_is_replaced_and_the_failure_can_be_repeated(

@@ -31,6 +31,7 @@ from schemas.commands import (
     parse_spec,
 )
 from schemas.errors import CommandRejected, Undecodable
+from schemas.json_depth import MAX_DEPTH
 
 CODEC = Codec()
 ID = "0197a5f0-0000-7000-8000-000000000001"
@@ -243,6 +244,15 @@ def test_a_payload_of_exactly_the_cap_is_taken_and_its_bytes_are_what_counts() -
     parse_command("CreateJob", {**CREATE, "payload": largest})
     with pytest.raises(CommandRejected, match=r"65538 bytes.*65536"):
         parse_command("CreateJob", {**CREATE, "payload": umlauts})
+
+
+@pytest.mark.parametrize("name", ["CreateJob", "UpdateJob", "TriggerJob", "BackfillJob"])
+def test_a_payload_as_deep_as_may_be_is_taken_and_a_deeper_one_rejected(name: str) -> None:
+    fields = {"BackfillJob": COMMON | {"from": AT, "to": AT}, "TriggerJob": COMMON}.get(name, CREATE)
+    parse_command(name, fields | {"payload": "[" * MAX_DEPTH + "]" * MAX_DEPTH})
+    with pytest.raises(CommandRejected, match="nested deeper than 128 levels") as rejection:
+        parse_command(name, fields | {"payload": "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1)})
+    assert rejection.value.field == "payload"
 
 
 def test_a_wrong_field_of_a_json_body_is_named() -> None:

@@ -13,6 +13,7 @@ from fencepost import errors
 PUBLIC = {
     *{"CommandProducer", "FencepostClient", "SyncClient", "Worker", "SyncWorker", "run_worker", "RunContext"},
     *{"JobSpec", "Schedule", "cron", "every", "at", "after", "StopReason", "WorkerStats"},
+    *{"PayloadCodec", "opened"},
     *{"FencepostError", "TryAgain", "Unreachable", "KafkaUnreachable", "Unavailable", "Throttled", "Refused"},
     *{"Unauthorized", "NotFound", "Conflict", "LeaseLost", "Invalid", "InvalidInput", "TopicMissing", "ServerFault"},
     *{"PermanentFailure", "RetryLater", "Snooze"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from typing import Any
 
@@ -105,7 +106,12 @@ async def test_reason_that_is_too_long_for_the_server_ends_early_and_says_so(ben
     assert (len(error), error[-24:]) == (4_000, "… (5,000,000 characters)")
 
 
-@pytest.mark.parametrize(("result", "reason"), [(object(), "no JSON"), ("x" * 70_000, "more than 65536")])
+DEEP = json.loads("[" * 129 + "]" * 129)
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"), [(object(), "no JSON"), ("x" * 70_000, "more than 65536"), (DEEP, "deeper than 128 levels")]
+)
 async def test_result_that_the_server_would_refuse_fails_the_run_for_good(
     bench: Bench, result: object, reason: str
 ) -> None:

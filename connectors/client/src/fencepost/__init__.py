@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fencepost.leases import StopReason
     from fencepost.producer import CommandProducer
     from fencepost.run_context import RunContext
+    from fencepost.sealing import PayloadCodec, opened
     from fencepost.sync_client import SyncClient
     from fencepost.sync_worker import SyncWorker, run_worker
     from fencepost.worker import Worker
@@ -53,6 +54,7 @@ __all__ = [
     "KafkaUnreachable",
     "LeaseLost",
     "NotFound",
+    "PayloadCodec",
     "PermanentFailure",
     "Refused",
     "RetryLater",
@@ -75,6 +77,7 @@ __all__ = [
     "at",
     "cron",
     "every",
+    "opened",
     "run_worker",
 ]
 
@@ -82,12 +85,14 @@ __all__ = [
 _LOADED_LATER = {
     "CommandProducer": "producer",
     "FencepostClient": "client",
+    "PayloadCodec": "sealing",
     "RunContext": "run_context",
     "StopReason": "leases",
     "SyncClient": "sync_client",
     "SyncWorker": "sync_worker",
     "Worker": "worker",
     "WorkerStats": "worker_stats",
+    "opened": "sealing",
     "run_worker": "sync_worker",
 }
 

@@ -10,6 +10,8 @@ import msgspec
 from fencepost.errors import PermanentFailure, RetryLater, Snooze
 from fencepost.leases import Lease
 from fencepost.models import Completion, Failure, Release, Snoozing
+from fencepost.schedules.json_depth import MAX_DEPTH, is_too_deep
+from fencepost.sealing import PayloadCodec, seal
 
 log = logging.getLogger("fencepost.worker")
 
@@ -17,17 +19,21 @@ RESULT_MAX_BYTES = 64 * 1024
 ERROR_MAX_CHARS = 4000
 
 
-def completion(lease: Lease, result: Any) -> tuple[Completion, int]:
+def completion(lease: Lease, result: Any, codec: PayloadCodec | None = None) -> tuple[Completion, int]:
     """Raises PermanentFailure for a result that the server would refuse: no attempt would mend it."""
     run = lease.run
     if result is None:
         return Completion(run.run_id, run.lease_token), 0
     try:
         text = msgspec.json.encode(result)
+        if codec is not None:
+            text = msgspec.json.encode(seal(text, codec))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise PermanentFailure(f"the handler's result is no JSON: {error}") from error
     if len(text) > RESULT_MAX_BYTES:
         raise PermanentFailure(f"the handler's result is {len(text)} bytes, more than {RESULT_MAX_BYTES}")
+    if is_too_deep(text.decode()):
+        raise PermanentFailure(f"the handler's result is nested deeper than {MAX_DEPTH} levels")
     return Completion(run.run_id, run.lease_token, msgspec.Raw(text)), len(text)
 
 

@@ -12,6 +12,7 @@ import msgspec
 from fencepost.errors import InvalidInput
 from fencepost.http_calls import HttpCalls, decoded
 from fencepost.ids import new_id
+from fencepost.sealing import PayloadCodec
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -21,7 +22,7 @@ ANSWER_ALLOWANCE_S = 10.0  # for the way there and back, beyond what a long-poll
 
 
 class BaseClient:
-    """A server and a token."""
+    """A server and a token. payload_codec: encrypts the payloads of jobs, see `fencepost.sealing`."""
 
     def __init__(
         self,
@@ -31,7 +32,9 @@ class BaseClient:
         timeout_s: float = ANSWER_ALLOWANCE_S,
         retry_for_s: float = 15.0,
         transport: httpx.AsyncBaseTransport | None = None,
+        payload_codec: PayloadCodec | None = None,
     ) -> None:
+        self._payload_codec = payload_codec
         self._calls = HttpCalls(base_url, token, timeout_s=timeout_s, retry_for_s=retry_for_s, transport=transport)
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ from fencepost.job_spec import JobSpec, Schedule, instant_text, schedule_fields,
 from fencepost.lease_client import LeaseClient
 from fencepost.models import BackfillAnswer, CommandAnswer, Job, Preview, QueryAnswer, Run
 from fencepost.operator_client import OperatorClient
+from fencepost.sealing import sealed, sealed_spec
 
 
 class FencepostClient(LeaseClient, OperatorClient, DeclarationClient, ExplanationClient, ForecastClient):
@@ -24,7 +25,7 @@ class FencepostClient(LeaseClient, OperatorClient, DeclarationClient, Explanatio
 
     async def create_job(self, spec: JobSpec, *, idempotency_key: str | None = None) -> CommandAnswer:
         """Create a job. The same key and spec give the same job; the same key and another spec raise Conflict."""
-        return await self._command("POST", "/v1/jobs", spec_fields(spec), idempotency_key, CommandAnswer)
+        return await self._command("POST", "/v1/jobs", self._spec_fields(spec), idempotency_key, CommandAnswer)
 
     async def update_job(
         self,
@@ -40,7 +41,7 @@ class FencepostClient(LeaseClient, OperatorClient, DeclarationClient, Explanatio
         effective_from: the new schedule fires only after this aware instant; it never fires for the past.
         if_version: raise Conflict when the job has another version by then.
         """
-        body = spec_fields(spec)
+        body = self._spec_fields(spec)
         if if_version is not None:
             body["ifVersion"] = if_version
         if effective_from is not None:
@@ -66,7 +67,7 @@ class FencepostClient(LeaseClient, OperatorClient, DeclarationClient, Explanatio
         self, job_id: UUID, payload: Any = None, *, idempotency_key: str | None = None
     ) -> CommandAnswer:
         """Run a job now, beside its schedule, with its own payload unless one is given."""
-        body = None if payload is None else {"payload": payload}
+        body = None if payload is None else {"payload": sealed(payload, self._payload_codec)}
         return await self._command("POST", f"/v1/jobs/{job_id}/trigger", body, idempotency_key, CommandAnswer)
 
     async def backfill(
@@ -84,7 +85,7 @@ class FencepostClient(LeaseClient, OperatorClient, DeclarationClient, Explanatio
         payload: instead of the job's own. dry_run: only tell which they are.
         """
         body = {"from": instant_text(after, "from"), "to": instant_text(through, "to"), "dryRun": dry_run}
-        body |= {} if payload is None else {"payload": payload}
+        body |= {} if payload is None else {"payload": sealed(payload, self._payload_codec)}
         return await self._command("POST", f"/v1/jobs/{job_id}/backfill", body, idempotency_key, BackfillAnswer)
 
     async def job(self, job_id: UUID) -> Job:
@@ -108,3 +109,6 @@ class FencepostClient(LeaseClient, OperatorClient, DeclarationClient, Explanatio
     async def query(self, sql: str, *, limit: int = 1000) -> QueryAnswer:
         """Read-only SQL over the history (`run_events`, `runs`). limit: at most 10,000 rows."""
         return await self._post("/v1/query", QueryAnswer, {"sql": sql, "limit": limit})
+
+    def _spec_fields(self, spec: JobSpec) -> dict[str, Any]:
+        return spec_fields(sealed_spec(spec, self._payload_codec))

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from fencepost.errors import InvalidInput
+from fencepost.schedules.json_depth import MAX_DEPTH, is_too_deep
 
 T = TypeVar("T")
 
@@ -115,10 +116,12 @@ def _check_kind(schedule: Mapping[str, Any]) -> None:
 
 
 def payload_text(payload: Any) -> str:
-    """A payload as JSON text. Raises InvalidInput when it is none, or too large."""
+    """A payload as JSON text. Raises InvalidInput when it is none, or too large or deep."""
     text: bytes = _converting(msgspec.json.encode, payload, field="payload")
     if len(text) > PAYLOAD_MAX_BYTES:
         raise InvalidInput(f"{len(text)} bytes are more than {PAYLOAD_MAX_BYTES}", field="payload")
+    if is_too_deep(text.decode()):
+        raise InvalidInput(f"it is nested deeper than {MAX_DEPTH} levels", field="payload")
     return text.decode()
 
 

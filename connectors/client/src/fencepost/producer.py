@@ -28,6 +28,7 @@ from fencepost.commands import (
 from fencepost.errors import InvalidInput, KafkaUnreachable, TopicMissing
 from fencepost.ids import idempotent_id, new_id, partition_of_job
 from fencepost.job_spec import JobSpec, Name, convert
+from fencepost.sealing import PayloadCodec, sealed, sealed_spec
 from fencepost.wire import BUILT_IN_IDS, EncodedCommand, encode_command, record_of
 
 log = logging.getLogger("fencepost.producer")
@@ -51,6 +52,7 @@ class CommandProducer:
     delivery_timeout_s: how long the broker may be away before a command counts as lost.
     kafka_config: librdkafka settings beside ours, for instance TLS and SASL.
     schema_ids: of a schema registry; those of the server's built-in one unless given.
+    payload_codec: encrypts the payloads of jobs, see `fencepost.sealing`.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class CommandProducer:
         delivery_timeout_s: float = 30,
         kafka_config: Mapping[str, Any] | None = None,
         schema_ids: Mapping[str, int] = BUILT_IN_IDS,
+        payload_codec: PayloadCodec | None = None,
     ) -> None:
         self._tenant = convert(tenant, Name)
         self._bootstrap = bootstrap
@@ -73,6 +76,7 @@ class CommandProducer:
         self._linger_s = linger_ms / 1000
         self._batch_commands = batch_commands
         self._schema_ids = schema_ids
+        self._payload_codec = payload_codec
         self._settings = {
             **(kafka_config or {}),
             "bootstrap.servers": bootstrap,
@@ -101,6 +105,7 @@ class CommandProducer:
     def create_job(self, spec: JobSpec, *, idempotency_key: str | None = None) -> UUID:
         """Create a job; the same key gives the same job id, and nothing is created twice. Returns the job id."""
         job_id = idempotent_id(self._tenant, idempotency_key) if idempotency_key else new_id()
+        spec = sealed_spec(spec, self._payload_codec)
         self._send("CreateJob", job_id, create_command(self._tenant, job_id, spec))
         return job_id
 
@@ -117,6 +122,7 @@ class CommandProducer:
         effective_from: the new schedule fires only after this aware instant; it never fires for the past.
         """
         command_id = self._command_id(idempotency_key, "update", job_id)
+        spec = sealed_spec(spec, self._payload_codec)
         self._send("UpdateJob", job_id, update_command(self._tenant, job_id, spec, effective_from, command_id))
         return job_id
 
@@ -134,6 +140,7 @@ class CommandProducer:
 
     def trigger(self, job_id: UUID, payload: Any = None, *, idempotency_key: str | None = None) -> UUID:
         """Run a job now, beside its schedule, with its own payload unless one is given."""
+        payload = sealed(payload, self._payload_codec)
         command = trigger_command(self._tenant, job_id, payload, self._command_id(idempotency_key, "trigger", job_id))
         self._send("TriggerJob", job_id, command)
         return job_id
@@ -149,6 +156,7 @@ class CommandProducer:
     ) -> UUID:
         """Run the occurrences after `after` up to and with `through` beside the schedule, at most 1,000."""
         command_id = self._command_id(idempotency_key, "backfill", job_id)
+        payload = sealed(payload, self._payload_codec)
         command = backfill_command(self._tenant, job_id, after, through, payload, command_id)
         self._send("BackfillJob", job_id, command)
         return job_id

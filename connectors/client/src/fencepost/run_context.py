@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from fencepost.leases import Lease, LeaseTerms, StopReason
@@ -16,16 +15,18 @@ PROGRESS_MAX_CHARS = 1000
 class RunContext:
     """One attempt of one run. Safe to use from the handler's thread.
 
+    payload: the job's, a JSON value or None.
     stopping: set when the handler must end (an asynchronous handler is cancelled as well). What a handler returns
     after that is not taken for a result: the attempt failed, or is another worker's already.
     """
 
-    __slots__ = ("_clock", "_lease", "_terms", "stopping")
+    __slots__ = ("_clock", "_lease", "_terms", "payload", "stopping")
 
     def __init__(self, lease: Lease, terms: LeaseTerms, clock: Callable[[], float]) -> None:
         self._lease = lease
         self._terms = terms
         self._clock = clock
+        self.payload = lease.run.payload
         self.stopping = threading.Event()
 
     @property
@@ -54,11 +55,6 @@ class RunContext:
     @property
     def queue(self) -> str:
         return self._lease.run.queue
-
-    @property
-    def payload(self) -> Any:
-        """The job's payload, a JSON value or None."""
-        return self._lease.run.payload
 
     @property
     def idempotency_key(self) -> str:

@@ -23,6 +23,7 @@ from fencepost.leases import Lease, LeaseTerms, StopReason, elapsed_s
 from fencepost.models import Failure, LeaseAnswer, LeasedRun
 from fencepost.outcomes import Outcome, OutcomeReporter
 from fencepost.run_context import RunContext
+from fencepost.sealing import PayloadCodec, opened
 from fencepost.shutdown import Shutdown
 from fencepost.worker_stats import WorkerStats
 
@@ -44,6 +45,7 @@ class Worker:
     slots: handlers at once. At most twice as many runs are held: those running and those waiting to be reported.
     visibility_s: how long the server waits for a sign of life before it gives a run to another worker.
     drain_s: how long running handlers may go on after SIGTERM. stop_grace_s: and then, after being told to stop.
+    payload_codec: opens payloads and seals results; a run whose payload it cannot open is dead, for another try later.
     clock: seconds that only grow; for tests.
     """
 
@@ -58,6 +60,7 @@ class Worker:
         worker_id: str | None = None,
         drain_s: float = 30,
         stop_grace_s: float = 5,
+        payload_codec: PayloadCodec | None = None,
         clock: Callable[[], float] = elapsed_s,
     ) -> None:
         if slots < 1:
@@ -71,6 +74,7 @@ class Worker:
         self._slots = slots
         self._terms = LeaseTerms(visibility_s)
         self._stop_grace_s = stop_grace_s
+        self._payload_codec = payload_codec
         self._clock = clock
         self._leases: set[Lease] = set()
         self._contexts: dict[Lease, RunContext] = {}  # of the handlers that run
@@ -189,8 +193,9 @@ class Worker:
         else:
             lease.started = True
             try:
+                context.payload = opened(lease.run.payload, self._payload_codec)
                 result = await self._call_handler(context)
-                outcome, size_bytes = completion(lease, result)
+                outcome, size_bytes = completion(lease, result, self._payload_codec)
             except asyncio.CancelledError:
                 if self._is_cancelled_by_others(lease):
                     self._end(lease)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from fencepost.errors import PermanentFailure, RetryLater
+from fencepost.schedules.json_depth import is_too_deep
 
 RETRIED = frozenset({408, 425, 429})  # and every 5xx: the receiver may think better of it
 RETRY_AFTER_MAX_S = 86_400.0
@@ -36,7 +37,7 @@ class Answer(NamedTuple):
 
     @property
     def json(self) -> msgspec.Raw | None:
-        """The body, if it is JSON by its type and its looks, and whole."""
+        """The body, if it is JSON by its type and its looks, whole, and no deeper than a result may be."""
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if not self.whole or self._is_encoded or not (kind == "application/json" or kind.endswith("+json")):
             return None
@@ -44,7 +45,7 @@ class Answer(NamedTuple):
             msgspec.json.decode(self.body)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return None
-        return msgspec.Raw(self.body.strip())
+        return None if is_too_deep(self.body.decode()) else msgspec.Raw(self.body.strip())
 
 
 def result_of(answer: Answer, now: datetime) -> msgspec.Raw | None:
