@@ -207,11 +207,11 @@ def check_payload(payload: str | None) -> None:
         size = len(payload.encode())
         if size > PAYLOAD_MAX_BYTES:
             raise CommandRejected(f"payload is {size} bytes, more than {PAYLOAD_MAX_BYTES}", field="payload")
-        if is_too_deep(payload):
-            raise CommandRejected(f"payload is nested deeper than {MAX_DEPTH} levels", field="payload")
         msgspec.json.decode(payload)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise CommandRejected(f"payload is no JSON document: {error}", field="payload") from error
+    if is_too_deep(payload):
+        raise CommandRejected(f"payload is nested deeper than {MAX_DEPTH} levels", field="payload")
 
 
 def convert(fields: Any, kind: type[T]) -> T:

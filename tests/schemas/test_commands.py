@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta, timezone
+from time import thread_time
 from typing import Any
 from uuid import UUID
 
@@ -253,6 +254,13 @@ def test_a_payload_as_deep_as_may_be_is_taken_and_a_deeper_one_rejected(name: st
     with pytest.raises(CommandRejected, match="nested deeper than 128 levels") as rejection:
         parse_command(name, fields | {"payload": "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1)})
     assert rejection.value.field == "payload"
+
+
+def test_a_payload_that_is_no_json_is_refused_before_its_depth_is_asked_for() -> None:
+    began = thread_time()
+    with pytest.raises(CommandRejected, match="no JSON document"):
+        parse_command("TriggerJob", COMMON | {"payload": "[" * 200 + '"\\' * 30_000})
+    assert thread_time() - began < 0.5
 
 
 def test_a_wrong_field_of_a_json_body_is_named() -> None:
