@@ -15,7 +15,7 @@ TTL_S = 5.0  # a revoked token works at most this long
 MOST_KNOWN = 10_000
 MOST_UNKNOWN = 1_000
 
-Entry = tuple[float, Identity | None]
+Entry = tuple[float, Identity | None]  # until when, by the process's clock, it is believed
 Remembered = OrderedDict[bytes, Entry]
 
 
@@ -45,7 +45,7 @@ class Authenticator:
         if found is None or found[0] <= self._clock():
             found = await self._look(digest, token)
         if found[1] is None:
-            raise _unauthorized("the token is unknown or revoked")
+            raise _unauthorized("the token is unknown, expired or revoked")
         return found[1]
 
     async def _look(self, digest: bytes, token: str) -> Entry:
@@ -57,13 +57,18 @@ class Authenticator:
 
     async def _find(self, digest: bytes, token: str) -> Entry:
         async with session(self._pool) as conn:
-            return self._remember(digest, await find_token(conn, token))
+            asked = self._clock()  # before the ledger says how long it is in force, so that it ends no later
+            found = await find_token(conn, token)
+        if found is None:
+            return self._remember(digest, (self._clock() + self._ttl_s, None))
+        left_s = self._ttl_s if found.left_s is None else min(found.left_s, self._ttl_s)
+        return self._remember(digest, (asked + left_s, found.identity))
 
-    def _remember(self, digest: bytes, identity: Identity | None) -> Entry:
+    def _remember(self, digest: bytes, entry: Entry) -> Entry:
         self._known.pop(digest, None)
         self._unknown.pop(digest, None)
-        memory, most = (self._known, MOST_KNOWN) if identity else (self._unknown, MOST_UNKNOWN)
-        entry = memory[digest] = (self._clock() + self._ttl_s, identity)
+        memory, most = (self._known, MOST_KNOWN) if entry[1] else (self._unknown, MOST_UNKNOWN)
+        memory[digest] = entry
         if len(memory) > most:
             memory.popitem(last=False)
         return entry

@@ -20,11 +20,10 @@ from fencepostd.local import init as init_installation
 from fencepostd.refusals import Command, refusals
 from fencepostd.settings import DEFAULT_PARTITIONS, Settings
 from fencepostd.shard_commands import ranges, shard
+from fencepostd.token_commands import token
 from ledger.connection import ledger_pool, session
 from ledger.partitions import PartitionStatus
 from ledger.restoration import Restoration, declare_restored
-from ledger.shard_map import prove_home
-from ledger.tokens import Role, create_token, revoke_token
 from streams.ledger_upkeep import JOBS_KEPT
 from streams.topics import Topics
 
@@ -49,6 +48,7 @@ def main() -> None:
 
 
 main.add_command(shard)
+main.add_command(token)
 
 
 # --- the local stack ---
@@ -395,42 +395,3 @@ def api(history_url: str, notice_seconds: float, access_log: Logged, **options: 
     roles.run_until_signalled(
         lambda stop: roles.run_api(settings, history_url, stop, shed_at, notice_seconds, access_log)
     )
-
-
-@main.group()
-def token() -> None:
-    """Bearer tokens for the API."""
-
-
-@token.command("create")
-@click.option("--postgres", required=True, envvar="FENCEPOST_POSTGRES", show_envvar=True, help="A DSN.")
-@click.option("--tenant", required=True, help="The team that the token speaks for.")
-@click.option("--role", type=click.Choice(get_args(Role)), required=True)
-@click.option("--queue", "queues", multiple=True, help="Limit it to this queue; may be repeated. Default: all.")
-@refusals
-def create(postgres: str, tenant: str, role: Role, queues: tuple[str, ...]) -> None:
-    """Make a token and print it, this once: the ledger keeps only its hash."""
-    click.echo(asyncio.run(_create_token(postgres, tenant, role, list(queues) or None)))
-
-
-async def _create_token(dsn: str, tenant: str, role: Role, queues: list[str] | None) -> str:
-    async with ledger_pool(dsn, size=1) as pool, session(pool) as conn:
-        await prove_home(conn)
-        return await create_token(conn, tenant, role, queues)
-
-
-@token.command("revoke")
-@click.option("--postgres", required=True, envvar="FENCEPOST_POSTGRES", show_envvar=True, help="A DSN.")
-@click.argument("token_id")
-@refusals
-def revoke(postgres: str, token_id: str) -> None:
-    """End a token, by its id: the part between `fp_` and the next underscore."""
-    if not asyncio.run(_revoke_token(postgres, token_id)):
-        raise click.ClickException(f"there is no token {token_id} in force")
-    click.echo(f"revoked {token_id}")
-
-
-async def _revoke_token(dsn: str, token_id: str) -> bool:
-    async with ledger_pool(dsn, size=1) as pool, session(pool) as conn:
-        await prove_home(conn)
-        return await revoke_token(conn, token_id)

@@ -40,7 +40,9 @@ CREATE TABLE tokens (
     role       text NOT NULL CHECK (role IN ('producer', 'worker', 'operator', 'admin')),
     queues     text[],                             -- NULL: every queue of the tenant
     created_at timestamptz NOT NULL DEFAULT now(),
-    revoked_at timestamptz
+    revoked_at timestamptz,
+    expires_at timestamptz,                        -- NULL: never
+    replaced_by text                               -- the token that a rotation made in its place
 );
 
 -- active -> paused -> active; either -> deleted (a tombstone, so that no old command brings the job back).

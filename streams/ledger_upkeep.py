@@ -16,6 +16,7 @@ from ledger.lease_requests import forget_lease_requests
 from ledger.partitions import forget_takeovers, list_partitions
 from ledger.pauses import forget_pauses
 from ledger.slots import forget_slotless
+from ledger.tokens import forget_tokens
 from schemas.errors import LedgerUnavailable, NotOnThisShard
 from streams.metrics import JOBS_FORGOTTEN
 
@@ -61,6 +62,7 @@ async def _tidy(pool: Pool, stop: asyncio.Event) -> None:
         await forget_takeovers(conn)
         await forget_pauses(conn)
         await forget_slotless(conn)
+        await forget_tokens(conn)
         more = True
         while more and not stop.is_set():
             async with _sparingly(stop):

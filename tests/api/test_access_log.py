@@ -39,14 +39,15 @@ async def test_a_line_tells_who_called_what_and_how_it_went(
     log = Log(shards, ledger_pool, settings, "all")
     token = await log.callers.token("operator")
     async with session(ledger_pool) as conn:
-        identity = await find_token(conn, token)
-    assert identity is not None
+        found = await find_token(conn, token)
+    assert found is not None
     assert (await log.callers.with_token(token).get("/v1/queues/mail")).status_code == 200
     [line] = log.lines()
     assert line.pop("ms") > 0
     assert line.pop("at").endswith("Z")
     assert line == {
-        "method": "GET", "route": "/v1/queues/{queue}", "status": 200, "tenant": "acme", "tokenId": identity.token_id,
+        "method": "GET", "route": "/v1/queues/{queue}", "status": 200, "tenant": "acme",
+        "tokenId": found.identity.token_id,
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -13,7 +14,7 @@ from api.app import Api
 from api.auth import MOST_UNKNOWN, Authenticator
 from api.problems import Problem
 from ledger.connection import Connection, Pool, session
-from ledger.tokens import Identity, Role, create_token, find_token, revoke_token
+from ledger.tokens import FoundToken, Role, create_token, find_token, revoke_token
 from tests.api.conftest import Caller, Callers
 
 Request = tuple[str, str, Any]
@@ -93,6 +94,23 @@ async def test_a_revoked_token_ends_within_five_seconds(ledger_pool: Pool) -> No
         await authenticator.identify(header)
 
 
+async def test_an_expired_token_ends_at_once_however_long_it_is_remembered(ledger_pool: Pool) -> None:
+    """The process's clock stands still but for the test; the token has a minute by the ledger's."""
+    clock = Clock()
+    authenticator = Authenticator(ledger_pool, ttl_s=3600.0, clock=clock)
+    async with session(ledger_pool) as conn:
+        token = await create_token(conn, "acme", "worker", expires_in=timedelta(minutes=1))
+    header = f"Bearer {token}".encode()
+    identity = await authenticator.identify(header)
+    async with session(ledger_pool) as conn:
+        await conn.execute("UPDATE tokens SET expires_at = now()")
+    clock.now = 30.0  # not asked: as of the first look it has 30 s more
+    assert await authenticator.identify(header) == identity
+    clock.now = 60.0
+    with pytest.raises(Problem, match="expired"):
+        await authenticator.identify(header)
+
+
 async def test_a_token_that_was_unknown_is_believed_once_it_exists(ledger_pool: Pool) -> None:
     clock = Clock()
     authenticator = Authenticator(ledger_pool, clock=clock)
@@ -129,7 +147,7 @@ async def test_however_many_come_with_a_token_at_once_the_ledger_is_asked_once(
 ) -> None:
     asked: list[str] = []
 
-    async def find_and_count(conn: Connection, token: str) -> Identity | None:
+    async def find_and_count(conn: Connection, token: str) -> FoundToken | None:
         asked.append(token)
         return await find_token(conn, token)
 

@@ -145,7 +145,29 @@ def test_token_is_shown_once_and_ends_when_it_is_revoked(ledger_dsn: str) -> Non
 async def identity(dsn: str, token: str) -> tuple[str, str, list[str] | None] | None:
     async with ledger_pool(dsn, size=1) as pool, session(pool) as conn:
         found = await find_token(conn, token)
-    return found and (found.tenant, found.role, found.queues)
+    return found and found.identity[1:]
+
+
+def test_a_token_is_rotated_and_listed_by_its_id_and_no_list_shows_a_secret(ledger_dsn: str) -> None:
+    ledger = ("--postgres", ledger_dsn)
+    old = run("token", "create", *ledger, "--tenant", "acme", "--role", "worker", "--expires-in", "90d").output.strip()
+    old_id = old.split("_")[1]
+    new = run("token", "rotate", *ledger, old_id, "--overlap", "1h").output.strip()
+    new_id = new.split("_")[1]
+    for token in (old, new):
+        assert asyncio.run(identity(ledger_dsn, token)) == ("acme", "worker", None)
+    assert run("token", "rotate", *ledger, old_id).exit_code == 1
+    listed = run("token", "list", *ledger, "--tenant", "acme").output
+    assert re.search(rf"^{old_id} .*Z +in force, replaced by {new_id}$", listed, re.MULTILINE), listed
+    assert re.search(rf"^{new_id}  acme +worker +all +\S+Z  never +in force$", listed, re.MULTILINE), listed
+    assert not any(token.split("_", 2)[2] in listed for token in (old, new))
+
+
+@pytest.mark.parametrize("time_text", ["90", "1.5h", "1w", "-1h", "1000000000d"])
+def test_a_time_without_a_unit_that_is_known_is_refused(time_text: str) -> None:
+    refused = run("token", "rotate", "--postgres", "host=p", "4f2a90c1b7de", f"--overlap={time_text}")
+    assert refused.exit_code == 2
+    assert "is no time such as" in refused.output
 
 
 def test_role_refuses_a_ledger_that_was_never_initialised(postgres_server: str, tmp_path: Path) -> None:

@@ -28,12 +28,16 @@ INSERT INTO takeovers (partition, epoch, owner, at, decided_through)
 SELECT 1, epoch - behind, 'o', now() - age, now()
 FROM partitions, (VALUES (101, interval '31 days'), (102, interval '0'), (99, interval '31 days')) AS t (behind, age)
 WHERE partition = 1;
+INSERT INTO tokens (token_id, token_hash, tenant, role, expires_at, revoked_at)
+VALUES ('a', 'a', 'acme', 'worker', now() - interval '91 days', NULL),
+       ('b', 'b', 'acme', 'worker', NULL, now() - interval '91 days'),
+       ('c', 'c', 'acme', 'worker', NULL, NULL);
 INSERT INTO slotless_runs (job_id, run_id) VALUES (gen_random_uuid(), gen_random_uuid());
 """
 LEFT = """
 SELECT (SELECT count(*) FROM applied_commands), (SELECT count(*) FROM keyed_commands),
        (SELECT count(*) FROM lease_requests), (SELECT count(*) FROM pauses), (SELECT count(*) FROM takeovers),
-       (SELECT count(*) FROM slotless_runs)
+       (SELECT count(*) FROM slotless_runs), (SELECT count(*) FROM tokens)
 """
 
 
@@ -56,7 +60,7 @@ async def test_upkeep_drops_what_nobody_asks_for_any_more_and_keeps_the_rest(
         await conn.execute(OLD_AND_NEW)
         stop = asyncio.Event()
         upkeep = asyncio.create_task(keep_ledger_tidy(ledger_dsn, stop))  # all of it in the first round
-        await until(conn, LEFT, (1, 1, 1, 2, 2, 0))
+        await until(conn, LEFT, (1, 1, 1, 2, 2, 0, 1))
         stop.set()
         await upkeep
 
