@@ -123,6 +123,7 @@ def command_head(call: Call[Any], verb: str, job_id: UUID, *, run_id: UUID | Non
         "tenant": call.identity.tenant,
         "job_id": job_id,
         "issued_at": datetime.now(UTC),
+        "issued_by": call.identity.token_id,
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from schemas.codec import Codec
-from schemas.commands import Command, encode_command
+from schemas.commands import Command, encode_command, issuer_headers
 from schemas.errors import KafkaUnavailable
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class CommandProducer:
                 self._topic,
                 encode_command(self._codec, command),
                 key=str(command.job_id).encode(),
+                headers=issuer_headers(command),
                 on_delivery=on_delivery,
             )
             self._sent.set()

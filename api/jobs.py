@@ -61,7 +61,12 @@ class Jobs:
             return _created(_same_job(job, spec))
         command_id = command_id_of(identity, key, "create", job_id)
         command = CreateJob(
-            command_id=command_id, tenant=identity.tenant, job_id=job_id, issued_at=issued_at, spec=spec
+            command_id=command_id,
+            tenant=identity.tenant,
+            job_id=job_id,
+            issued_at=issued_at,
+            issued_by=identity.token_id,
+            spec=spec,
         )
         if await self._commands.apply(command) is None:
             return accepted(command)

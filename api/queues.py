@@ -58,7 +58,7 @@ class Queues:
     async def resume(self, call: Call[NoBody]) -> http.QueueView:
         """Lease a paused queue's runs again."""
         tenant, queue = call.identity.tenant, call.queue()
-        await self._shards.tell_all(lambda conn: resume_queue(conn, tenant, queue))
+        await self._shards.tell_all(lambda conn: resume_queue(conn, tenant, queue, call.identity.token_id))
         view = await self._view(tenant, queue)
         self._poll.doubt((tenant, queue))
         return view
@@ -76,7 +76,7 @@ class Queues:
     async def resume_tenant(self, call: Call[NoBody]) -> http.TenantView:
         """Lease a paused tenant's runs again."""
         identity = call.identity
-        await self._shards.tell_all(lambda conn: resume_tenant(conn, identity.tenant))
+        await self._shards.tell_all(lambda conn: resume_tenant(conn, identity.tenant, identity.token_id))
         return await self._tenant_view(identity)
 
     async def _view(self, tenant: str, queue: str) -> http.QueueView:

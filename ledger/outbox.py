@@ -194,11 +194,14 @@ async def get_up(conn: Connection) -> None:
     await conn.execute(GET_UP)
 
 
-OUTBOX_LAG = "SELECT count(*), coalesce(extract(epoch FROM now() - min(at)), 0)::float8 FROM outbox"
+OUTBOX_LAG = """
+SELECT count(*), coalesce(extract(epoch FROM now() - min(at)), 0)::float8
+FROM (SELECT at FROM outbox UNION ALL SELECT at FROM audit_outbox) AS waiting
+"""
 
 
 async def outbox_lag(conn: Connection) -> tuple[int, float]:
-    """How many rows wait, and for how many seconds the oldest has."""
+    """How many rows wait for the relay, of events and of audits, and for how many seconds the oldest has."""
     row = await (await conn.execute(OUTBOX_LAG)).fetchone()
     assert row is not None
     return row[0], row[1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
+from ledger.audits import note
 from ledger.connection import Connection
 from ledger.partitions import held_here
 
@@ -32,36 +33,60 @@ class Pause(NamedTuple):
     by: str
 
 
-OPEN_PAUSE = """
-INSERT INTO pauses (tenant, queue, by, paused_at) VALUES (%s, %s, %s, coalesce(%s::timestamptz, now()))
-ON CONFLICT (tenant, queue) WHERE resumed_at IS NULL DO NOTHING
+# Of an action on what a row of `done` names: a queue, or a whole tenant.
+_SUBJECT = "coalesce(queue, tenant)"
+
+
+def _action(verb: str) -> str:
+    return f"CASE WHEN queue IS NULL THEN 'tenant_{verb}' ELSE 'queue_{verb}' END"
+
+
+OPEN_PAUSE = f"""
+WITH done AS (
+    INSERT INTO pauses (tenant, queue, by, paused_at)
+    VALUES (%(tenant)s, %(queue)s, %(by)s, coalesce(%(now)s::timestamptz, now()))
+    ON CONFLICT (tenant, queue) WHERE resumed_at IS NULL DO NOTHING
+    RETURNING tenant, queue
+), noted AS ({note("done", action=_action("paused"), subject=_SUBJECT)})
+SELECT tenant FROM done
 """
 
 
 async def pause_queue(conn: Connection, tenant: str, queue: str, by: str, *, now: datetime | None = None) -> bool:
     """Lease nothing of a queue any more. False when it is paused already."""
-    return (await conn.execute(OPEN_PAUSE, (tenant, queue, by, now))).rowcount == 1
+    return await _change(conn, OPEN_PAUSE, tenant, queue, by, now)
 
 
 async def pause_tenant(conn: Connection, tenant: str, by: str, *, now: datetime | None = None) -> bool:
     """Lease nothing of a tenant any more. False when it is paused already."""
-    return (await conn.execute(OPEN_PAUSE, (tenant, None, by, now))).rowcount == 1
+    return await _change(conn, OPEN_PAUSE, tenant, None, by, now)
 
 
-CLOSE_PAUSE = """
-UPDATE pauses SET resumed_at = coalesce(%s::timestamptz, now())
-WHERE tenant = %s AND queue IS NOT DISTINCT FROM %s AND resumed_at IS NULL
+CLOSE_PAUSE = f"""
+WITH done AS (
+    UPDATE pauses SET resumed_at = coalesce(%(now)s::timestamptz, now())
+    WHERE tenant = %(tenant)s AND queue IS NOT DISTINCT FROM %(queue)s AND resumed_at IS NULL
+    RETURNING tenant, queue
+), noted AS ({note("done", action=_action("resumed"), subject=_SUBJECT)})
+SELECT tenant FROM done
 """
 
 
-async def resume_queue(conn: Connection, tenant: str, queue: str, *, now: datetime | None = None) -> bool:
+async def resume_queue(conn: Connection, tenant: str, queue: str, by: str, *, now: datetime | None = None) -> bool:
     """End the queue's own pause (one of its tenant goes on). False when there is none."""
-    return (await conn.execute(CLOSE_PAUSE, (now, tenant, queue))).rowcount == 1
+    return await _change(conn, CLOSE_PAUSE, tenant, queue, by, now)
 
 
-async def resume_tenant(conn: Connection, tenant: str, *, now: datetime | None = None) -> bool:
+async def resume_tenant(conn: Connection, tenant: str, by: str, *, now: datetime | None = None) -> bool:
     """End the tenant's own pause (those of single queues go on). False when there is none."""
-    return (await conn.execute(CLOSE_PAUSE, (now, tenant, None))).rowcount == 1
+    return await _change(conn, CLOSE_PAUSE, tenant, None, by, now)
+
+
+async def _change(
+    conn: Connection, statement: str, tenant: str, queue: str | None, by: str, now: datetime | None
+) -> bool:
+    asked = {"tenant": tenant, "queue": queue, "by": by, "now": now}
+    return (await conn.execute(statement, asked)).rowcount == 1
 
 
 LIST_PAUSES = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
+from ledger.audits import note
 from ledger.connection import Connection
 
 
@@ -31,13 +32,18 @@ async def read_queue_settings(conn: Connection, tenant: str, queue: str) -> Queu
 
 
 # Instants that were taken at the old rate do not hold the new one up: what has them is moved (ledger/spreads.py).
-SET_RATE = """
-INSERT INTO queue_settings AS q (tenant, queue, rate_per_s, rate_version, set_by, set_at)
-VALUES (%(tenant)s, %(queue)s, %(rate_per_s)s, 1, %(by)s, coalesce(%(now)s::timestamptz, now()))
-ON CONFLICT (tenant, queue) DO UPDATE
-SET rate_per_s = excluded.rate_per_s, rate_version = q.rate_version + 1, spread_through = NULL,
-    set_by = excluded.set_by, set_at = excluded.set_at
-WHERE q.rate_per_s IS DISTINCT FROM excluded.rate_per_s
+_RATE = "'ratePerSecond: ' || coalesce(rate_per_s::text, 'none')"
+SET_RATE = f"""
+WITH done AS (
+    INSERT INTO queue_settings AS q (tenant, queue, rate_per_s, rate_version, set_by, set_at)
+    VALUES (%(tenant)s, %(queue)s, %(rate_per_s)s, 1, %(by)s, coalesce(%(now)s::timestamptz, now()))
+    ON CONFLICT (tenant, queue) DO UPDATE
+    SET rate_per_s = excluded.rate_per_s, rate_version = q.rate_version + 1, spread_through = NULL,
+        set_by = excluded.set_by, set_at = excluded.set_at
+    WHERE q.rate_per_s IS DISTINCT FROM excluded.rate_per_s
+    RETURNING tenant, queue, rate_per_s
+), noted AS ({note("done", action="'queue_changed'", subject="queue", detail=_RATE)})
+SELECT tenant FROM done
 """
 
 

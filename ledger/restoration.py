@@ -33,7 +33,10 @@ SET lease_token = greatest(lease_token, %(floor)s), lease_expires_at = least(lea
 WHERE state = 'leased'
 """
 
-RAISE_OUTBOX_IDS = "SELECT setval(pg_get_serial_sequence('outbox', 'id'), %(floor)s)"
+RAISE_OUTBOX_IDS = """
+SELECT setval(pg_get_serial_sequence('outbox', 'id'), %(floor)s),
+       setval(pg_get_serial_sequence('audit_outbox', 'id'), %(floor)s)
+"""
 
 
 class Restoration(NamedTuple):

@@ -187,6 +187,18 @@ CREATE TABLE outbox (
     gated            boolean[]
 ) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 
+-- Who changed what, by the transaction that did it: see ledger/audits.py. Its rows are as those of the outbox.
+CREATE TABLE audit_outbox (
+    id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at        timestamptz NOT NULL DEFAULT now(),
+    partition int NOT NULL,                        -- of the topic
+    actions   text[] NOT NULL,
+    tenants   text[] NOT NULL,
+    actors    text[] NOT NULL,                     -- tokens' ids, or postgres: and a user
+    subjects  text[] NOT NULL,
+    details   text[] NOT NULL
+);
+
 -- What became of each command: makes a second delivery under the same id a no-op, and answers the HTTP caller who waits.
 CREATE TABLE applied_commands (
     command_id uuid PRIMARY KEY,
@@ -330,6 +342,7 @@ BEGIN
 END $$;
 
 CREATE TRIGGER outbox_wakes_relay AFTER INSERT ON outbox FOR EACH STATEMENT EXECUTE FUNCTION wake_relay();
+CREATE TRIGGER audit_wakes_relay AFTER INSERT ON audit_outbox FOR EACH STATEMENT EXECUTE FUNCTION wake_relay();
 
 -- Proves that (partition, epoch, owner) is current and keeps it so until the transaction ends; else raises FP001, or FP002
 -- with the partition's number when it is not on this shard.

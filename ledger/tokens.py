@@ -14,6 +14,7 @@ import secrets
 from datetime import datetime, timedelta
 from typing import Literal, NamedTuple
 
+from ledger.audits import note
 from ledger.connection import Connection
 
 Role = Literal["producer", "worker", "operator", "admin"]
@@ -57,36 +58,66 @@ def token_hash(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-CREATE_TOKEN = """
-INSERT INTO tokens (token_id, token_hash, tenant, role, queues, expires_at)
-VALUES (%s, %s, %s, %s, %s, now() + %s::interval)
+_SCOPE = "concat_ws(' ', role, 'of', coalesce(array_to_string(queues, ','), 'all queues'), 'until ' || expires_at)"
+CREATE_TOKEN = f"""
+WITH done AS (
+    INSERT INTO tokens (token_id, token_hash, tenant, role, queues, expires_at)
+    VALUES (%(token_id)s, %(token_hash)s, %(tenant)s, %(role)s, %(queues)s, now() + %(expires_in)s::interval)
+    RETURNING token_id, tenant, role, queues, expires_at
+)
+{note("done", action="'token_created'", subject="token_id", detail=_SCOPE)}
 """
 
 
 async def create_token(
-    conn: Connection, tenant: str, role: Role, queues: list[str] | None = None, expires_in: timedelta | None = None
+    conn: Connection,
+    tenant: str,
+    role: Role,
+    queues: list[str] | None = None,
+    expires_in: timedelta | None = None,
+    *,
+    by: str | None = None,
 ) -> str:
-    """A new token, shown this once. expires_in: from now on; None: it is good until it is revoked."""
+    """A new token, shown this once. expires_in: from now on; None: it is good until it is revoked.
+
+    by: who asked for it, a token's id; None, here and below: whoever has the ledger's password.
+    """
     token_id, token = _new_token()
-    await conn.execute(CREATE_TOKEN, (token_id, token_hash(token), tenant, role, queues, expires_in))
+    asked = {
+        "token_id": token_id,
+        "token_hash": token_hash(token),
+        "tenant": tenant,
+        "role": role,
+        "queues": queues,
+        "expires_in": expires_in,
+        "by": by,
+    }
+    await conn.execute(CREATE_TOKEN, asked)
     return token
 
 
 # One statement: there is no moment in which the one has ended and the other is not there yet.
-ROTATE_TOKEN = """
+ROTATE_TOKEN = f"""
 WITH old AS (
     UPDATE tokens SET replaced_by = %(token_id)s, expires_at = least(expires_at, now() + %(overlap)s::interval)
     WHERE token_id = %(old_id)s AND revoked_at IS NULL AND replaced_by IS NULL
       AND (expires_at IS NULL OR expires_at > now())
-    RETURNING tenant, role, queues
-)
-INSERT INTO tokens (token_id, token_hash, tenant, role, queues, expires_at)
-SELECT %(token_id)s, %(token_hash)s, tenant, role, queues, now() + %(expires_in)s::interval FROM old
+    RETURNING token_id, tenant, role, queues, replaced_by
+), new AS (
+    INSERT INTO tokens (token_id, token_hash, tenant, role, queues, expires_at)
+    SELECT %(token_id)s, %(token_hash)s, tenant, role, queues, now() + %(expires_in)s::interval FROM old
+), noted AS ({note("old", action="'token_rotated'", subject="token_id", detail="'to ' || replaced_by")})
+SELECT token_id FROM old
 """
 
 
 async def rotate_token(
-    conn: Connection, token_id: str, overlap: timedelta, expires_in: timedelta | None = None
+    conn: Connection,
+    token_id: str,
+    overlap: timedelta,
+    expires_in: timedelta | None = None,
+    *,
+    by: str | None = None,
 ) -> str | None:
     """A new token for the same tenant, role and queues; the old one expires when `overlap` is over, if not before.
 
@@ -99,6 +130,7 @@ async def rotate_token(
         "token_hash": token_hash(token),
         "overlap": overlap,
         "expires_in": expires_in,
+        "by": by,
     }
     return token if (await conn.execute(ROTATE_TOKEN, asked)).rowcount == 1 else None
 
@@ -120,15 +152,19 @@ async def find_token(conn: Connection, token: str) -> FoundToken | None:
     return FoundToken(Identity(*row[1:]), row[0]) if row else None
 
 
-REVOKE_TOKEN = """
-UPDATE tokens SET revoked_at = now()
-WHERE token_id = %s AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+REVOKE_TOKEN = f"""
+WITH done AS (
+    UPDATE tokens SET revoked_at = now()
+    WHERE token_id = %(token_id)s AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+    RETURNING token_id, tenant
+), noted AS ({note("done", action="'token_revoked'", subject="token_id")})
+SELECT token_id FROM done
 """
 
 
-async def revoke_token(conn: Connection, token_id: str) -> bool:
+async def revoke_token(conn: Connection, token_id: str, *, by: str | None = None) -> bool:
     """End a token. False when there is no such token in force."""
-    return (await conn.execute(REVOKE_TOKEN, (token_id,))).rowcount == 1
+    return (await conn.execute(REVOKE_TOKEN, {"token_id": token_id, "by": by})).rowcount == 1
 
 
 LIST_TOKENS = """

@@ -37,6 +37,7 @@ BUILT_IN_IDS: Mapping[str, int] = {
     "RunEvents": 12,
     "BackfillJob": 13,
     "ReadyHints": 14,
+    "AuditEvents": 15,
 }
 ARCHIVED_IDS: Mapping[int, str] = {11: "ReadyHints"}
 

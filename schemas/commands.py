@@ -6,7 +6,8 @@ structs here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
@@ -35,6 +36,7 @@ OVERLAPS: tuple[Overlap, ...] = ("allow", "skip", "replace")  # the ledger store
 RetryBackoff = Literal["exponential", "linear", "fixed"]
 RETRY_BACKOFFS: tuple[RetryBackoff, ...] = ("exponential", "linear", "fixed")  # the ledger stores the index
 BACKFILL_MAX_RUNS = 1_000
+ISSUER_HEADER = "fencepost-issuer"
 PositiveSeconds = Annotated[float, Meta(gt=0, le=366 * 86400)]
 RetrySeconds = Annotated[float, Meta(ge=0.001, le=366 * 86400)]
 
@@ -66,12 +68,16 @@ class JobSpec(Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class Command(Struct, rename="camel", kw_only=True, frozen=True):
-    """The fields of every command. job_id decides the partition; command_id makes a second delivery a no-op."""
+    """The fields of every command. job_id decides the partition; command_id makes a second delivery a no-op.
+
+    issued_by: the id of the token of an HTTP caller. It is no field of the record, but a header of it: ISSUER_HEADER.
+    """
 
     command_id: UUID
     tenant: Name
     job_id: UUID
     issued_at: Instant
+    issued_by: str | None = None
 
 
 class CreateJob(Command, frozen=True, kw_only=True):
@@ -129,6 +135,9 @@ class BackfillJob(Command, frozen=True, kw_only=True):
     payload: str | None = None
 
 
+C = TypeVar("C", bound=Command)
+_ISSUER = re.compile(rb"[A-Za-z0-9_.:-]{1,100}")
+
 COMMANDS: dict[str, type[Command]] = {
     kind.__name__: kind
     for kind in (CreateJob, UpdateJob, PauseJob, ResumeJob, DeleteJob, TriggerJob, CancelRun, ReplayRun, BackfillJob)
@@ -173,12 +182,26 @@ def encode_command(codec: Codec, command: Command) -> bytes:
     return codec.encode(type(command).__name__, command_record(command))
 
 
+def issuer_headers(command: Command) -> list[tuple[str, bytes]]:
+    """The headers of the command's record."""
+    return [] if command.issued_by is None else [(ISSUER_HEADER, command.issued_by.encode())]
+
+
+def issued_by(command: C, headers: Iterable[tuple[str, bytes]]) -> C:
+    """The command as the headers of its record complete it. One who may write to the topic may write any header."""
+    for name, value in headers:
+        if name == ISSUER_HEADER and _ISSUER.fullmatch(value):
+            return msgspec.structs.replace(command, issued_by=value.decode())
+    return command
+
+
 def command_record(command: Command) -> Record:
     """A command as the fields of its Avro record. Raises CommandRejected for a time without a zone.
 
     Avro would take that for a time of this machine's zone.
     """
     record: Record = msgspec.to_builtins(command, builtin_types=(datetime,))
+    del record["issuedBy"]
     for name, value in record.items():
         _check_aware(name, value)
     if spec := record.pop("spec", None):

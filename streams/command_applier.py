@@ -16,13 +16,13 @@ from ledger.connection import Pool
 from ledger.fence import Fence, OwnerTransaction, owner_transaction
 from ledger.partitions import advance_offset
 from schemas.codec import Codec
-from schemas.commands import Command, decode_commands, encode_command
+from schemas.commands import Command, decode_commands, encode_command, issued_by, issuer_headers
 from schemas.errors import CommandRejected, EpochLost, TryAgain
 from schemas.events import Event
 from schemas.ids import partition_of_job
 from streams.command_batch import apply_commands
 from streams.metrics import APPLY_SECONDS, COMMANDS_APPLIED
-from streams.rejections import CommandReturns, RawCommand, Rejection
+from streams.rejections import CommandReturns, RawCommand, Rejection, Stray
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,8 @@ class CommandApplier:
                 own.append(each)
             else:
                 wire = encode_command(self._codec, each.command)
-                strays.append((partition, str(each.command.job_id).encode(), wire))
+                headers = issuer_headers(each.command)
+                strays.append(Stray(partition, str(each.command.job_id).encode(), wire, headers))
         if strays:
             await self._returns.forward(strays)
         return own
@@ -144,7 +145,7 @@ def decode(codec: Codec, records: Sequence[RawCommand]) -> tuple[list[Delivered]
                 if isinstance(command, CommandRejected):
                     rejections.append(Rejection(raw, command, place))
                 else:
-                    delivered.append(Delivered(raw, place, command))
+                    delivered.append(Delivered(raw, place, issued_by(command, raw.headers)))
         except CommandRejected as error:
             rejections.append(Rejection(raw, error))
     return delivered, rejections

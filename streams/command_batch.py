@@ -6,11 +6,12 @@ however many commands it has, and the commands of one job still take effect in o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
-from ledger.commands import record_outcomes
+from ledger.audits import Change, note_changes
+from ledger.commands import APPLIED, record_outcomes
 from ledger.fence import OwnerTransaction, change_job_states
 from ledger.job_retention import keep_jobs
 from ledger.jobs import policies_of, read_jobs
@@ -44,6 +45,18 @@ APPLIERS: dict[type[Command], _Applier] = {
     ReplayRun: run_commands.replay,
 }
 
+ACTIONS: dict[type[Command], str] = {
+    CreateJob: "job_created",
+    UpdateJob: "job_updated",
+    PauseJob: "job_paused",
+    ResumeJob: "job_resumed",
+    DeleteJob: "job_deleted",
+    TriggerJob: "job_triggered",
+    BackfillJob: "job_backfilled",
+    CancelRun: "run_cancelled",
+    ReplayRun: "run_replayed",
+}
+
 
 async def apply_commands(tx: OwnerTransaction, commands: Sequence[Command]) -> Effects:
     """Apply commands of the transaction's partition, in order; nothing of a rejected one is written.
@@ -59,7 +72,18 @@ async def apply_commands(tx: OwnerTransaction, commands: Sequence[Command]) -> E
                 await apply(tx, members, jobs, effects)
     if effects.outcomes:
         await record_outcomes(tx, effects.outcomes)
+    if changes := list(changes_of(commands, effects)):
+        await note_changes(tx, changes)
     return effects
+
+
+def changes_of(commands: Iterable[Command], effects: Effects) -> Iterator[Change]:
+    """What is noted of who changed what: of the commands that came by HTTP, those that had an effect."""
+    applied = {outcome.command_id for outcome in effects.outcomes if outcome.outcome == APPLIED}
+    for command in commands:
+        if command.issued_by is not None and command.command_id in applied:
+            subject = command.run_id if isinstance(command, CancelRun | ReplayRun) else command.job_id
+            yield Change(ACTIONS[type(command)], command.tenant, command.issued_by, str(subject))
 
 
 async def _lock(tx: OwnerTransaction, commands: Sequence[Command]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from schemas.audits import AUDIT_KEY
 from schemas.codec import Codec
 from schemas.errors import Undecodable
 from schemas.event_rows import EventRows
@@ -45,7 +46,9 @@ class OwnerEvents:
         return [_event(*row) for row in self._rows.of(wire)]
 
     def of_record(self, message: Message) -> list[Event]:
-        """None of a record that is none of ours."""
+        """None of a record that is none of ours, or of audits."""
+        if message.key() == AUDIT_KEY:
+            return []
         try:
             return self.of(message.value() or b"")
         except Undecodable:

@@ -146,7 +146,7 @@ class LedgerConsumer(Consumer):  # type: ignore[misc]
         """What Faust asks for what was fetched: nothing comes of it but what the owners' inboxes take in."""
         receive, breath = self.app.ownership.receive, Breath()
         async for tp, message in super().getmany(timeout):
-            receive(RawCommand(tp.partition, message.offset, message.key, message.value))
+            receive(RawCommand(tp.partition, message.offset, message.key, message.value, message.headers or ()))
             await breath.take()
         return
         yield  # never: what Faust gets is an empty generator

@@ -1,4 +1,5 @@
-"""The history projector: reads run events from Kafka and appends them to the history store, with the positions."""
+"""The history projector: reads run events from Kafka, and audits, and appends them to the history store, with the
+positions."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from typing import NamedTuple
 import duckdb
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from schemas.audits import AUDIT_KEY, decode_audits
 from schemas.codec import Codec, Record
 from schemas.errors import KafkaUnavailable, TryAgain, Undecodable
 from schemas.event_rows import EventRows
-from streams.history_store import EventRow, HistoryStore
+from streams.history_store import AuditRow, EventRow, HistoryStore
 from streams.metrics import (
     HISTORY_EVENTS,
     HISTORY_LAG_RECORDS,
@@ -49,11 +51,12 @@ _fields_of = itemgetter(*_FIELDS)
 
 
 class Batch(NamedTuple):
-    """What was read of one record: its events as rows, none when it was unreadable."""
+    """What was read of one record: its events, or audits, as rows; none when it was unreadable."""
 
     partition: int
     offset: int
-    rows: list[EventRow]
+    rows: Sequence[EventRow] = ()
+    audits: Sequence[AuditRow] = ()
 
 
 class HistoryProjector:
@@ -73,6 +76,7 @@ class HistoryProjector:
         self._store = store
         self._bootstrap = bootstrap
         self._topic = topic
+        self._codec = codec
         self._rows = EventRows(codec, _FIELDS)
         self._gather_s = gather_s
         self._stream_gather_s = stream_gather_s
@@ -161,17 +165,20 @@ class HistoryProjector:
         partition, offset = message.partition(), message.offset()
         place = (partition, offset)
         try:
-            rows = self._rows.of(message.value() or b"")
+            if message.key() == AUDIT_KEY:
+                audits = decode_audits(self._codec, message.value())
+                return Batch(partition, offset, audits=[audit + place for audit in audits])
+            return Batch(partition, offset, [row + place for row in self._rows.of(message.value() or b"")])
         except Undecodable as error:
             _skip(partition, offset, error)
-            return Batch(partition, offset, [])
-        return Batch(partition, offset, [row + place for row in rows])
+            return Batch(partition, offset)
 
     def _append(self, batches: Sequence[Batch]) -> None:
         """Store all of them, or all but those with values that no column can hold."""
         rows = [row for batch in batches for row in batch.rows]
+        audits = [audit for batch in batches for audit in batch.audits]
         try:
-            kept = self._store.append(rows, {batch.partition: batch.offset + 1 for batch in batches})
+            kept = self._store.append(rows, {batch.partition: batch.offset + 1 for batch in batches}, audits)
         except (duckdb.ConversionException, duckdb.ConstraintException, duckdb.InvalidInputException) as error:
             self._append_apart(batches, error)
             return
@@ -183,7 +190,7 @@ class HistoryProjector:
         if len(batches) == 1:
             [culprit] = batches
             _skip(culprit.partition, culprit.offset, error)
-            self._append([culprit._replace(rows=[])])
+            self._append([Batch(culprit.partition, culprit.offset)])
             return
         middle = len(batches) // 2
         self._append(batches[:middle])

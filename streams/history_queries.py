@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -15,19 +15,27 @@ from uuid import UUID
 import duckdb
 
 from schemas.errors import HistoryBusy, QueryRejected
-from streams.history_store import RUN_COLUMNS, RUN_EVENT_COLUMNS, SCHEMA, HistoryStore
+from streams.history_store import AUDIT_COLUMNS, RUN_COLUMNS, RUN_EVENT_COLUMNS, SCHEMA, HistoryStore
 from streams.query_guard import Node, parse_query, parse_statements
 
 MAX_ROWS = 10_000
 
-# The tenant's statement takes the place of the inner SELECT in the parse tree, where the two CTEs are the only tables
-# of those names. NOT MATERIALIZED lets its filters reach the scan.
+_COLUMNS: Mapping[str, Iterable[str]] = {
+    "run_events": RUN_EVENT_COLUMNS,
+    "runs": RUN_COLUMNS,
+    "audit": AUDIT_COLUMNS,
+}
+
+
+def _confined(table: str, columns: Iterable[str]) -> str:
+    names = ", ".join(f'"{name}"' for name in columns)
+    return f"{table} AS NOT MATERIALIZED (SELECT {names} FROM {SCHEMA}.{table} WHERE tenant = $tenant)"
+
+
+# The tenant's statement takes the place of the inner SELECT in the parse tree, where the CTEs are the only tables of
+# those names. NOT MATERIALIZED lets its filters reach the scan.
 CONFINED_QUERY = f"""
-WITH run_events AS NOT MATERIALIZED (
-    SELECT {", ".join(f'"{name}"' for name in RUN_EVENT_COLUMNS)} FROM {SCHEMA}.run_events WHERE tenant = $tenant
-), runs AS NOT MATERIALIZED (
-    SELECT {", ".join(f'"{name}"' for name in RUN_COLUMNS)} FROM {SCHEMA}.runs WHERE tenant = $tenant
-)
+WITH {", ".join(_confined(table, columns) for table, columns in _COLUMNS.items())}
 SELECT * FROM (SELECT 1) AS answer LIMIT $rows
 """
 
@@ -55,7 +63,7 @@ class HistoryQueries:
         self._stopping = False
 
     def query(self, tenant: str, sql: str, limit: int = 1000) -> Answer:
-        """The rows of a SELECT over `run_events` and `runs` of one tenant, at most `limit` (≤ 10,000) of them.
+        """The rows of a SELECT over `run_events`, `runs` and `audit` of one tenant, at most `limit` (≤ 10,000) of them.
 
         Raises QueryRejected (never to be repeated as it is) or HistoryBusy (short of memory, or stopping).
         """

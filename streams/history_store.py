@@ -1,8 +1,9 @@
 """The history on disk: DuckDB tables folded from run events, with the topic positions in the same transaction.
 
-`run_events` keeps every event once; `runs` keeps the latest state of every run. Whatever was committed is exactly what
-the positions say was read, so a process killed at any point goes on where its last commit stopped. Events that the
-relay published twice are told by their version, which grows with every event of a run or job.
+`run_events` keeps every event once, `runs` the latest state of every run, `audit` who changed what. Whatever was
+committed is exactly what the positions say was read, so a process killed at any point goes on where its last commit
+stopped. Events that the relay published twice are told by their version, which grows with every event of a run or job;
+audits by their ids.
 """
 
 from __future__ import annotations
@@ -65,8 +66,21 @@ RUN_COLUMNS: Mapping[str, str] = {
     "updated_at": "TIMESTAMPTZ NOT NULL",
 }
 
+AUDIT_COLUMNS: Mapping[str, str] = {
+    "event_id": "VARCHAR NOT NULL",
+    "happened_at": "TIMESTAMPTZ NOT NULL",
+    "tenant": "VARCHAR NOT NULL",
+    "actor": "VARCHAR NOT NULL",
+    "action": "VARCHAR NOT NULL",
+    "subject": "VARCHAR NOT NULL",
+    "detail": "VARCHAR",
+    "partition": "INTEGER NOT NULL",
+    "topic_offset": "BIGINT NOT NULL",
+}
+
 # The values of RUN_EVENT_COLUMNS, in their order; ids as text, times as microseconds since 1970.
 EventRow = tuple[Any, ...]
+AuditRow = tuple[Any, ...]  # in the same way those of AUDIT_COLUMNS
 _RUN_ID = list(RUN_EVENT_COLUMNS).index("run_id")
 
 
@@ -85,6 +99,7 @@ CREATE TABLE IF NOT EXISTS {SCHEMA}.positions ("partition" INTEGER PRIMARY KEY, 
 CREATE TABLE IF NOT EXISTS {SCHEMA}.run_events ({_columns(RUN_EVENT_COLUMNS)});
 ALTER TABLE {SCHEMA}.run_events ADD COLUMN IF NOT EXISTS "count" BIGINT;
 CREATE TABLE IF NOT EXISTS {SCHEMA}.runs ({_columns(RUN_COLUMNS)});
+CREATE TABLE IF NOT EXISTS {SCHEMA}.audit ({_columns(AUDIT_COLUMNS)});
 CREATE TABLE IF NOT EXISTS {SCHEMA}.jobs (job_id UUID PRIMARY KEY, version BIGINT NOT NULL);
 """
 
@@ -92,6 +107,7 @@ CREATE_BATCH = f"""
 CREATE TEMP TABLE incoming ({_columns(RUN_EVENT_COLUMNS).replace("TIMESTAMPTZ", "BIGINT")});
 CREATE TEMP VIEW batch AS
 SELECT {", ".join(_typed(name, kind) for name, kind in RUN_EVENT_COLUMNS.items())}, rowid AS place FROM incoming;
+CREATE TEMP TABLE incoming_audits ({_columns(AUDIT_COLUMNS).replace("TIMESTAMPTZ", "BIGINT")});
 CREATE TEMP TABLE changed ({_columns(RUN_COLUMNS)});
 """
 
@@ -163,6 +179,15 @@ SELECT job_id, max(version) FROM batch WHERE run_id IS NULL GROUP BY job_id
 ON CONFLICT (job_id) DO UPDATE SET version = excluded.version WHERE excluded.version > kept.version
 """
 
+# What is looked for is as old as the batch or younger, so nearly all of the table is skipped.
+KEEP_NEW_AUDITS = f"""
+INSERT INTO {SCHEMA}.audit BY NAME
+SELECT {", ".join(_typed(name, kind) for name, kind in AUDIT_COLUMNS.items())} FROM incoming_audits
+WHERE rowid IN (SELECT min(rowid) FROM incoming_audits GROUP BY event_id)
+  AND event_id NOT IN (SELECT event_id FROM {SCHEMA}.audit WHERE happened_at >= make_timestamptz(?::BIGINT))
+"""
+_AUDIT_AT = list(AUDIT_COLUMNS).index("happened_at")
+
 # One statement for all: DuckDB plans each anew, which takes it a millisecond.
 KEEP_POSITIONS = f"INSERT OR REPLACE INTO {SCHEMA}.positions SELECT unnest(?::INTEGER[]), unnest(?::BIGINT[])"
 READ_POSITIONS = f'SELECT "partition", next_offset FROM {SCHEMA}.positions'
@@ -225,14 +250,16 @@ class HistoryStore:
         with self.cursor() as reader:
             return dict(reader.execute(READ_POSITIONS).fetchall())
 
-    def append(self, events: Sequence[EventRow], positions: Mapping[int, int]) -> int:
-        """Fold events and move the positions, both or neither; returns how many of the events were new.
+    def append(self, events: Sequence[EventRow], positions: Mapping[int, int], audits: Sequence[AuditRow] = ()) -> int:
+        """Fold events, keep audits and move the positions, all or nothing; returns how many of the events were new.
 
         positions: the next offset of each partition the events came from. Raises duckdb.Error with nothing written.
         """
         self._writer.begin()
         try:
             kept = self._fold(events) if events else 0
+            if audits:
+                self._keep(audits)
             self._writer.execute(KEEP_POSITIONS, [list(positions), list(positions.values())])
             self._writer.commit()
         except BaseException:
@@ -249,6 +276,12 @@ class HistoryStore:
             self._writer.execute(FOLD_JOBS)
         self._writer.execute("DELETE FROM incoming")
         return int(kept)
+
+    def _keep(self, audits: Sequence[AuditRow]) -> None:
+        with self._writer.appender("incoming_audits") as appender:
+            appender.append_rows(audits)
+        self._writer.execute(KEEP_NEW_AUDITS, [min(audit[_AUDIT_AT] for audit in audits)])
+        self._writer.execute("DELETE FROM incoming_audits")
 
     def latest_run(self, run_id: str) -> RunState | None:
         """What the history knows last about a run; None for an unknown one."""

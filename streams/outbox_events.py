@@ -1,11 +1,13 @@
-"""Outbox rows as run events, encoded and packed into records: pure translation."""
+"""Outbox rows as run events, encoded and packed into records, and audits as theirs: pure translation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ledger.audits import AuditRow
 from ledger.outbox import OutboxRow
+from schemas.audits import AuditEvent
 from schemas.codec import reader_schema
 from schemas.commands import LANES
 from schemas.row_encoder import RowEncoder, array, long
@@ -70,3 +72,9 @@ def encode_events(row: OutboxRow, shard: str) -> list[bytes]:
             row.definitions, row.counts, [bool(gated) for gated in row.gated or (False,)],
         ),
     )  # fmt: skip
+
+
+def audit_events(row: AuditRow, shard: str) -> list[AuditEvent]:
+    """The audit events of one row. The id of each is the same however often the row is read."""
+    changes = zip(row.tenants, row.actors, row.actions, row.subjects, row.details, strict=True)
+    return [AuditEvent(f"audit-{shard}-{row.id}-{index}", row.at_us, *change) for index, change in enumerate(changes)]

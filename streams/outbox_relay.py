@@ -1,4 +1,5 @@
-"""The outbox relay: moves events from a shard's outbox to the run-events topic, each run's in the order they happened.
+"""The outbox relay: moves events from a shard's outbox to the run-events topic, each run's in the order they happened,
+and audits beside them.
 
 A row leaves the outbox only after Kafka has acknowledged all its events. Killed in between, the next relay publishes
 them again under the same event ids and versions, by which readers tell. While Kafka is away the rows wait; while
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from ledger.audits import AuditRow, delete_audits, read_audits
 from ledger.connection import SESSION_OPTIONS, Connection, confirm_commits, ledger_errors
 from ledger.outbox import (
     OUTBOX_CHANNEL,
@@ -27,10 +29,11 @@ from ledger.outbox import (
     try_lock_relay,
 )
 from ledger.servers import Servers
+from schemas.audits import AUDIT_KEY, encode_audits
 from schemas.codec import Codec
 from schemas.errors import KafkaUnavailable, TryAgain
 from streams.metrics import OUTBOX_EVENTS_PUBLISHED, OUTBOX_LAG_SECONDS, OUTBOX_ROWS
-from streams.outbox_events import EventRecord, pack_events
+from streams.outbox_events import EventRecord, audit_events, pack_events
 from streams.topics import RUN_EVENTS_MAX_BYTES, Topics
 
 log = logging.getLogger(__name__)
@@ -39,6 +42,7 @@ BATCH_EVENTS = 10_000
 BATCH_BYTES = 16 * 1024 * 1024
 BATCH_MAX_ROWS = 500
 FIRST_BATCH_ROWS = 16
+BATCH_AUDITS = 100  # rows; each has what one transaction changed
 
 # A batch costs about a millisecond however small it is, so what comes next waits for company.
 _COMPANY_S = 0.05
@@ -113,11 +117,12 @@ class OutboxRelay:
                 await self._observe(conn)
                 wanted = self._batch_rows
                 rows = await read_outbox(conn, wanted, micros=True)
-                if rows:
-                    await self._move(conn, publisher, rows, stop)
+                audits = await read_audits(conn, BATCH_AUDITS)
+                if rows or audits:
+                    await self._move(conn, publisher, rows, audits, stop)
                 if len(rows) < wanted:
                     await _pause(stop, _COMPANY_S)
-                if not rows:
+                if not rows and not audits:
                     await self._sleep(conn, alarm, stop)
         finally:
             await asyncio.to_thread(publisher.close)
@@ -132,17 +137,25 @@ class OutboxRelay:
         await get_up(conn)
 
     async def _move(
-        self, conn: Connection, publisher: EventPublisher, rows: Sequence[OutboxRow], stop: asyncio.Event
+        self,
+        conn: Connection,
+        publisher: EventPublisher,
+        rows: Sequence[OutboxRow],
+        audits: Sequence[AuditRow],
+        stop: asyncio.Event,
     ) -> None:
         """Publish rows and delete them once they are acknowledged; without the deletion if `stop` comes first."""
-        records = await asyncio.to_thread(publisher.send, rows, self._shard)
+        records = await asyncio.to_thread(publisher.send, rows, audits, self._shard)
         while await asyncio.to_thread(publisher.wait, _ACK_LOOK_S):
             if stop.is_set():
                 return
             await self._observe(conn)
-        await delete_from_outbox(conn, [row.id for row in rows])
-        OUTBOX_EVENTS_PUBLISHED.labels(self._shard).inc(sum(len(record.events) for record in records))
-        self._batch_rows = _next_batch_rows(len(rows), records)
+        if audits:
+            await delete_audits(conn, [row.id for row in audits])
+        if rows:
+            await delete_from_outbox(conn, [row.id for row in rows])
+            OUTBOX_EVENTS_PUBLISHED.labels(self._shard).inc(sum(len(record.events) for record in records))
+            self._batch_rows = _next_batch_rows(len(rows), records)
 
     async def _observe(self, conn: Connection, *, now: bool = False) -> int:
         """Measure the outbox now, or now and then; how many rows it had, 0 when it was not measured.
@@ -227,19 +240,24 @@ class EventPublisher:
             logger=log,
         )
 
-    def send(self, rows: Sequence[OutboxRow], shard: str) -> list[EventRecord]:
-        """Hand the rows' events to the producer, as records that it keeps in order in each partition.
+    def send(self, rows: Sequence[OutboxRow], audits: Sequence[AuditRow], shard: str) -> list[EventRecord]:
+        """Hand the rows' events to the producer, as records that it keeps in order in each partition, and the audits.
 
-        Raises KafkaUnavailable when it takes no more, for instance after a fatal error.
+        Returns the records of run events. Raises KafkaUnavailable when it takes no more, for instance after a fatal
+        error.
         """
         records = pack_events(rows, shard)
         for record in records:
-            value = self._codec.header("RunEvents") + record.body()
-            try:
-                self._producer.produce(self._topic, value, partition=record.partition, on_delivery=self._delivered)
-            except KafkaException as error:
-                raise KafkaUnavailable(f"{self._topic} takes no events: {error}") from error
+            self._produce(record.partition, self._codec.header("RunEvents") + record.body())
+        for row in audits:
+            self._produce(row.partition, encode_audits(self._codec, audit_events(row, shard)), key=AUDIT_KEY)
         return records
+
+    def _produce(self, partition: int, value: bytes, *, key: bytes | None = None) -> None:
+        try:
+            self._producer.produce(self._topic, value, key, partition, on_delivery=self._delivered)
+        except KafkaException as error:
+            raise KafkaUnavailable(f"{self._topic} takes no events: {error}") from error
 
     def wait(self, timeout_s: float) -> int:
         """Wait for acknowledgements; how many are still missing. Raises KafkaUnavailable when a record was refused."""

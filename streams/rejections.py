@@ -19,6 +19,9 @@ from streams.metrics import COMMANDS_FORWARDED, COMMANDS_REJECTED
 PUBLISH_TIMEOUT_S = 7.0
 
 
+Headers = Sequence[tuple[str, bytes]]
+
+
 class RawCommand(NamedTuple):
     """A record of the commands topic as it came."""
 
@@ -26,6 +29,16 @@ class RawCommand(NamedTuple):
     offset: int
     key: bytes | None
     value: bytes | None
+    headers: Headers = ()
+
+
+class Stray(NamedTuple):
+    """A command that came to the wrong partition, as the record that it is forwarded in. partition: its own."""
+
+    partition: int
+    key: bytes
+    value: bytes
+    headers: Headers = ()
 
 
 class Rejection(NamedTuple):
@@ -68,18 +81,18 @@ class CommandReturns:
         for rejection in rejections:
             where = rejection.raw[:2]
             value = self._codec.encode("RejectedCommand", _record(rejection, with_bytes=where not in told))
-            records.append((self._rejected, -1, rejection.raw.key, value))
+            records.append((self._rejected, -1, rejection.raw.key, value, ()))
             told.add(where)
         await self._publish(records)
         for rejection in rejections:
             COMMANDS_REJECTED.labels(rejection.error.code).inc()
 
-    async def forward(self, commands: Sequence[tuple[int, bytes, bytes]]) -> None:
-        """Publish stray commands, as (own partition, key, value), where they belong. Raises KafkaUnavailable."""
-        await self._publish([(self._commands, partition, key, value) for partition, key, value in commands])
+    async def forward(self, commands: Sequence[Stray]) -> None:
+        """Publish stray commands where they belong. Raises KafkaUnavailable."""
+        await self._publish([(self._commands, *stray) for stray in commands])
         COMMANDS_FORWARDED.inc(len(commands))
 
-    async def _publish(self, records: Sequence[tuple[str, int, bytes | None, bytes]]) -> None:
+    async def _publish(self, records: Sequence[tuple[str, int, bytes | None, bytes, Headers]]) -> None:
         producer = self._producer
         answers: list[KafkaError | None] = []
 
@@ -87,8 +100,8 @@ class CommandReturns:
             answers.append(error)
 
         try:
-            for topic, partition, key, value in records:
-                producer.produce(topic, value, key=key, partition=partition, on_delivery=delivered)
+            for topic, partition, key, value, headers in records:
+                producer.produce(topic, value, key, partition, headers=list(headers), on_delivery=delivered)
         except (BufferError, KafkaException) as error:
             self._drop_if_fatal(producer, [error.args[0]])
             raise KafkaUnavailable(str(error)) from error

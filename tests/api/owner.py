@@ -153,4 +153,4 @@ def _end_of(consumer: Consumer, partition: TopicPartition) -> int:
 
 
 def _raw(message: Message) -> RawCommand:
-    return RawCommand(message.partition(), message.offset(), message.key(), message.value())
+    return RawCommand(message.partition(), message.offset(), message.key(), message.value(), message.headers() or ())

@@ -14,7 +14,7 @@ import psycopg
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
 
 from fencepost.verification.events import Event
-from fencepost.verification.topic_pages import events_of
+from fencepost.verification.topic_pages import AUDIT_KEY, events_of
 from schemas.codec import Codec
 from schemas.commands import Command, decode_commands
 from tests.chaos.history import EpochSample, LedgerReadout, TopicCommand, TopicEvent
@@ -65,7 +65,8 @@ def read_events(bootstrap: str, topic: str, starts: Mapping[int, int], job_ids: 
 
 def read_told(bootstrap: str, topic: str, starts: Mapping[int, int], job_ids: set[str]) -> list[Event]:
     """The events of these jobs and of their runs, in topic order."""
-    told = (event for message in read_topic(bootstrap, topic, starts) for event in events_of(message.value()))
+    records = (message for message in read_topic(bootstrap, topic, starts) if message.key() != AUDIT_KEY)
+    told = (event for message in records for event in events_of(message.value()))
     return [event for event in told if event.job_id in job_ids]
 
 

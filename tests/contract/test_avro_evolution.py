@@ -209,6 +209,7 @@ FIRST_FIELDS = {
     "RejectedCommand": {"code", "reason", "partition", "offset", "rejectedAt"},
     "ReadyHints": {"tenant", "queue", "lane", "partition", "epoch", "runIds"},
     "RunEvents": {"partition", "events"},
+    "AuditEvents": {"events"},
 }
 
 

@@ -131,7 +131,7 @@ def versions_in_order(bootstrap: str, topic: str) -> dict[bytes, list[int]]:
                 assert message.error().code() == KafkaError._PARTITION_EOF
                 at_end.add(message.partition())
                 continue
-            for event in events.of(message.value()):
+            for event in events.of_record(message):
                 if event.run_id is not None:
                     versions[event.run_id].append(event.version)
     consumer.close()

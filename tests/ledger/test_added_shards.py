@@ -38,7 +38,7 @@ async def test_a_new_shard_knows_what_all_are_told_and_is_found_by_who_is_runnin
         async with session(shards.home) as conn:
             await pause_queue(conn, "acme", "mail", "me")
             await pause_queue(conn, "acme", "over", "me")
-            await resume_queue(conn, "acme", "over")
+            await resume_queue(conn, "acme", "over", "me")
             await set_rate(conn, "acme", "mail", 5.0, "me")
             async with await psycopg.AsyncConnection.connect(another_ledger_dsn, autocommit=True) as new:
                 for _ in range(2):  # again changes nothing

@@ -32,7 +32,7 @@ async def test_a_paused_queue_s_runs_are_not_leased_until_it_is_resumed(
     assert ids(await owned.lease(mail, sms, umbra)) == {sms, umbra}
     assert await owned.state_of(mail) == "pending"
     async with session(owned.pool) as conn:
-        assert await resume_queue(conn, "acme", "mail", now=later(5))
+        assert await resume_queue(conn, "acme", "mail", "token-1", now=later(5))
     assert ids(await owned.lease(mail, now=later(5))) == {mail}
 
 
@@ -44,7 +44,7 @@ async def test_a_paused_tenant_s_runs_are_not_leased_whatever_their_queue(owned:
         await pause_tenant(conn, "acme", "token-1")
     assert ids(await owned.lease(*mine, other)) == {other}
     async with session(owned.pool) as conn:
-        await resume_tenant(conn, "acme")
+        await resume_tenant(conn, "acme", "token-1")
     assert ids(await owned.lease(*mine)) == {mine[1]}, "the queue's own pause goes on"
 
 
@@ -60,18 +60,18 @@ async def test_polling_does_not_find_what_is_paused(owned: OwnedPartition) -> No
     async with session(owned.pool) as conn:
         await pause_queue(conn, "acme", "mail", "token-1")
         assert await find_due(conn, [("acme", "mail")], 10, now=NOW) == []
-        await resume_queue(conn, "acme", "mail")
+        await resume_queue(conn, "acme", "mail", "token-1")
         assert len(await find_due(conn, [("acme", "mail")], 10, now=NOW)) == 2
 
 
 async def test_pausing_twice_and_resuming_twice_change_nothing_more(owned: OwnedPartition) -> None:
     async with session(owned.pool) as conn:
-        assert not await resume_tenant(conn, "acme")
+        assert not await resume_tenant(conn, "acme", "token-1")
         assert await pause_tenant(conn, "acme", "token-1", now=NOW)
         assert not await pause_tenant(conn, "acme", "token-2", now=later(1))
         assert await list_pauses(conn, "acme") == [Pause("acme", None, NOW, None, "token-1")]
-        assert await resume_tenant(conn, "acme", now=later(2))
-        assert not await resume_tenant(conn, "acme", now=later(3))
+        assert await resume_tenant(conn, "acme", "token-1", now=later(2))
+        assert not await resume_tenant(conn, "acme", "token-1", now=later(3))
         assert await list_pauses(conn, "acme") == []
 
 
@@ -79,7 +79,7 @@ async def test_ended_pauses_are_kept_for_telling_why_a_run_waited(owned: OwnedPa
     async with session(owned.pool) as conn:
         for queue, begin in (("mail", 0), ("sms", 10), ("mail", 20)):
             await pause_queue(conn, "acme", queue, "t", now=later(begin))
-            await resume_queue(conn, "acme", queue, now=later(begin + 5))
+            await resume_queue(conn, "acme", queue, "t", now=later(begin + 5))
         await pause_tenant(conn, "acme", "t", now=later(30))
         found = await list_pauses(conn, "acme", queue="mail", since=later(6))
         everything = await list_pauses(conn, "acme", since=NOW)

@@ -42,6 +42,7 @@ def test_the_built_in_ids_are_never_renumbered() -> None:
         "RunEvents": 12,
         "BackfillJob": 13,
         "ReadyHints": 14,
+        "AuditEvents": 15,
     }
     assert ARCHIVED_IDS == {11: "ReadyHints"}
     assert ARCHIVED_IDS.keys().isdisjoint(BUILT_IN_IDS.values())

@@ -24,6 +24,7 @@ from schemas.commands import (
     UpdateJob,
     command_record,
     encode_command,
+    issuer_headers,
 )
 from schemas.ids import new_id, partition_of_job
 from streams.rejections import RawCommand
@@ -110,9 +111,13 @@ def wire(command: Command | bytes) -> bytes:
 def raw(partition: int, commands: Sequence[Command | bytes | None], *, first_offset: int = 0) -> list[RawCommand]:
     """Records as they would come from the topic."""
     return [
-        RawCommand(partition, offset, b"key", None if command is None else wire(command))
+        RawCommand(partition, offset, b"key", None if command is None else wire(command), headers(command))
         for offset, command in enumerate(commands, first_offset)
     ]
+
+
+def headers(command: Command | bytes | None) -> list[tuple[str, bytes]]:
+    return issuer_headers(command) if isinstance(command, Command) else []
 
 
 def produce(bootstrap: str, topic: str, commands: Sequence[Command]) -> None:

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 import pytest_asyncio
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, TopicPartition
 
 from connectors.stack import KafkaBroker
 from ledger.clock import LedgerClock
@@ -54,22 +54,30 @@ class OwnerSetting:
         """The first records of a partition of the commands topic."""
         return await asyncio.to_thread(self._read_raw, self.topics.commands, partition, count)
 
+    async def forwarded_headers(self, partition: int, count: int) -> list[list[tuple[str, bytes]]]:
+        """Those of the same records."""
+        records = await asyncio.to_thread(self._read_records, self.topics.commands, partition, count)
+        return [record.headers() or [] for record in records]
+
     def _read(self, topic: str, partition: int, count: int) -> list[dict[str, Any]]:
         return [Codec().decode(value)[1] for value in self._read_raw(topic, partition, count)]
 
     def _read_raw(self, topic: str, partition: int, count: int) -> list[bytes]:
+        return [record.value() for record in self._read_records(topic, partition, count)]
+
+    def _read_records(self, topic: str, partition: int, count: int) -> list[Message]:
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": uuid4().hex})
         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
-        values: list[bytes] = []
+        records: list[Message] = []
         for _ in range(100):
             message = consumer.poll(0.2)
             if message is not None and message.error() is None:
-                values.append(message.value())
-            if len(values) == count:
+                records.append(message)
+            if len(records) == count:
                 break
         consumer.close()
-        assert len(values) == count
-        return values
+        assert len(records) == count
+        return records
 
 
 @pytest_asyncio.fixture

@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from ledger.connection import Connection
+from schemas.audits import AUDIT_KEY
 from schemas.codec import Codec, Record
 from streams.history_projector import event_row
 from streams.history_store import EventRow
@@ -83,10 +84,12 @@ def decoded(events: Sequence[bytes]) -> list[Record]:
     return fields
 
 
-def produce_values(bootstrap: str, topic: str, values: Sequence[bytes], partition: int = 0) -> None:
+def produce_values(
+    bootstrap: str, topic: str, values: Sequence[bytes], partition: int = 0, *, key: bytes | None = None
+) -> None:
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
     for value in values:
-        producer.produce(topic, value=value, partition=partition)
+        producer.produce(topic, value, key, partition)
     assert producer.flush(30) == 0
 
 
@@ -141,7 +144,7 @@ def read_events(consumer: Consumer, count: int, *, deadline_s: float = 30.0) -> 
     while (found := len({event["eventId"] for event in events})) < count:
         assert time.monotonic() < until, f"only {found} of {count} events came within {deadline_s} s"
         message = consumer.poll(0.5)
-        if message is not None and message.error() is None:
+        if message is not None and message.error() is None and message.key() != AUDIT_KEY:
             events += Codec().decode(message.value())[1]["events"]
     return events
 

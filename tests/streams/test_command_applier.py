@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from ledger.audits import read_audits
 from ledger.fence import owner_transaction, take_over
+from schemas.commands import ISSUER_HEADER
 from schemas.errors import EpochLost, KafkaUnavailable
 from schemas.ids import partition_of_job
 from streams import rejections
@@ -51,6 +54,46 @@ async def test_records_and_their_offset_take_effect_together(setting: OwnerSetti
     events = await applier.apply(raw(PARTITION, [create(job_id)], first_offset=7))
     assert [event.type for event in events] == ["job_created", "run_scheduled"]
     assert await consumed(setting) == 8
+
+
+async def noted(setting: OwnerSetting) -> list[tuple[str, str, str, str]]:
+    async with setting.pool.connection() as conn:
+        rows = await read_audits(conn, 100)
+    return [each for row in rows for each in zip(row.tenants, row.actors, row.actions, row.subjects, strict=True)]
+
+
+async def test_who_changed_a_job_by_http_is_noted_with_the_change_and_nothing_of_what_had_no_effect(
+    setting: OwnerSetting,
+) -> None:
+    applier = await applier_of(setting)
+    first, second, unknown = (job_on(PARTITION) for _ in range(3))
+    commands = [create(first), pause(first), pause(first), create(second), pause(unknown), delete(second)]
+    asked = [structs.replace(each, issued_by="token-1") for each in commands]
+    asked[3] = structs.replace(commands[3], issued_by=None)  # as by a producer of Kafka
+    await applier.apply(raw(PARTITION, asked))
+    assert await noted(setting) == [
+        ("acme", "token-1", "job_created", str(first)),
+        ("acme", "token-1", "job_paused", str(first)),
+        ("acme", "token-1", "job_deleted", str(second)),
+    ]
+    await applier.apply(raw(PARTITION, asked, first_offset=100))
+    assert len(await noted(setting)) == 3
+
+
+@pytest.mark.parametrize("issuer", [b"", b"two words", b"nul\x00", b"x" * 101, b"\xff"])
+async def test_an_issuer_that_is_no_name_is_not_believed(setting: OwnerSetting, issuer: bytes) -> None:
+    applier, job_id = await applier_of(setting), job_on(PARTITION)
+    [record] = raw(PARTITION, [create(job_id)])
+    events = await applier.apply([record._replace(headers=[(ISSUER_HEADER, issuer)])])
+    assert events
+    assert await noted(setting) == []
+
+
+async def test_a_stray_keeps_its_issuer_on_the_way_to_its_own_partition(setting: OwnerSetting) -> None:
+    applier, job_id = await applier_of(setting), job_on(PARTITION + 1)
+    await applier.apply(raw(PARTITION, [structs.replace(create(job_id), issued_by="token-1")]))
+    [sent] = await setting.forwarded_headers(PARTITION + 1, 1)
+    assert sent == [(ISSUER_HEADER, b"token-1")]
 
 
 async def test_records_that_were_consumed_are_left_out(setting: OwnerSetting) -> None:

@@ -17,6 +17,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from connectors.stack import KafkaBroker
+from schemas.audits import AUDIT_KEY, AuditEvent, encode_audits
 from schemas.codec import Codec
 from streams.history_projector import HistoryProjector
 from streams.history_store import HistoryStore
@@ -124,6 +125,24 @@ def test_events_published_twice_are_kept_once(
     with projecting():
         wait_until(lambda: store.positions() == {0: 3})
     assert read(store, "SELECT count(*), count(DISTINCT event_id) FROM store.run_events") == [(6, 6)]
+
+
+def test_audits_are_kept_once_with_where_they_came_from(
+    projecting: Projecting, store: HistoryStore, kafka_broker: KafkaBroker, topics: Topics
+) -> None:
+    audits = [AuditEvent(f"audit-0-7-{n}", 5_000_000 + n, "acme", "t1", "job_paused", f"job {n}", None) for n in (0, 1)]
+    value = encode_audits(Codec(), audits)
+    produce_events(kafka_broker.bootstrap, topics, life_of(UUID(int=1)), 2)
+    produce_values(kafka_broker.bootstrap, topics.run_events, [value, value], 2, key=AUDIT_KEY)
+    before = HISTORY_RECORDS_SKIPPED._value.get()
+    with projecting():
+        wait_until(lambda: store.positions() == {2: 3})
+    told = read(
+        store, "SELECT * EXCLUDE (happened_at, topic_offset), epoch_us(happened_at) FROM store.audit ORDER BY 1"
+    )
+    assert told == [(f"audit-0-7-{n}", "acme", "t1", "job_paused", f"job {n}", None, 2, 5_000_000 + n) for n in (0, 1)]
+    assert read(store, "SELECT count(*) FROM store.run_events") == [(3,)]
+    assert HISTORY_RECORDS_SKIPPED._value.get() == before
 
 
 def test_what_is_no_run_event_is_left_out_and_the_rest_goes_on(

@@ -14,7 +14,7 @@ import pytest
 
 from schemas.errors import CommandRejected, HistoryBusy, QueryRejected
 from streams.history_queries import HistoryQueries, json_ready
-from streams.history_store import RUN_COLUMNS, RUN_EVENT_COLUMNS, HistoryStore
+from streams.history_store import AUDIT_COLUMNS, RUN_COLUMNS, RUN_EVENT_COLUMNS, HistoryStore
 from streams.query_guard import MAX_OPEN
 from tests.streams.event_samples import START, life_of, run_row, stored
 
@@ -25,7 +25,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HistoryStore]:
     store = HistoryStore(tmp_path_factory.mktemp("history") / "history.duckdb", memory_limit="128MB")
     events = [event for n in (1, 2, 3) for event in life_of(UUID(int=n))]
     events += life_of(UUID(int=4), tenant="umbra", queue="secret")
-    store.append([stored(event, offset) for offset, event in enumerate(events)], {0: 12})
+    pauses = enumerate(("acme", "umbra"))
+    audits = [(f"audit-{n}", n, tenant, "t", "queue_paused", "mail", None, 0, n) for n, tenant in pauses]
+    store.append([stored(event, offset) for offset, event in enumerate(events)], {0: 12}, audits)
     yield store
     store.close()
 
@@ -83,7 +85,7 @@ def test_the_columns_come_with_names_and_types(queries: HistoryQueries) -> None:
 
 
 def test_the_tables_have_the_documented_columns(queries: HistoryQueries) -> None:
-    for table, columns in {"runs": RUN_COLUMNS, "run_events": RUN_EVENT_COLUMNS}.items():
+    for table, columns in {"runs": RUN_COLUMNS, "run_events": RUN_EVENT_COLUMNS, "audit": AUDIT_COLUMNS}.items():
         assert [column.name for column in queries.query("acme", f"FROM {table}").columns] == list(columns)
 
 
@@ -151,6 +153,7 @@ def test_a_tenant_sees_only_its_own(queries: HistoryQueries) -> None:
         "SELECT a.tenant FROM runs a FULL JOIN run_events b ON a.run_id <> b.run_id",
         "SELECT tenant FROM (SELECT * FROM runs) WHERE queue = 'mail' OR queue = 'secret'",
         "WITH r AS (SELECT * FROM runs) SELECT tenant FROM r",
+        "SELECT tenant FROM audit WHERE tenant = 'umbra' OR true",
         "SELECT (SELECT max(tenant) FROM runs)",
         'SELECT "tenant" FROM "RuNs"',
     ],

@@ -127,6 +127,17 @@ def test_job_events_are_kept_once_and_make_no_run(store: HistoryStore) -> None:
     assert read(store, "SELECT count(*) FROM store.runs") == [(0,)]
 
 
+def test_audits_that_come_again_are_kept_once_also_beside_newer_ones(store: HistoryStore) -> None:
+    paused, resumed = (
+        (f"audit-0-{number}-0", at_us, "acme", "t", action, "mail", None, 0, number)
+        for number, (at_us, action) in enumerate([(1_000_000, "queue_paused"), (2_000_000, "queue_resumed")])
+    )
+    store.append([], {0: 2}, [paused, paused])
+    store.append([], {0: 4}, [resumed, paused])
+    told = read(store, "SELECT event_id, epoch_us(happened_at), action FROM store.audit ORDER BY happened_at")
+    assert told == [("audit-0-0-0", 1_000_000, "queue_paused"), ("audit-0-1-0", 2_000_000, "queue_resumed")]
+
+
 def test_a_batch_with_a_value_that_fits_nowhere_changes_nothing(store: HistoryStore) -> None:
     store.append([run_row(RUN, 1, "run_scheduled")], {0: 1})
     with pytest.raises(duckdb.ConversionException):

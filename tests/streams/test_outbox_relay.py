@@ -17,7 +17,9 @@ import pytest
 
 from connectors.stack import KafkaBroker
 from ledger.connection import Connection, Pool
-from ledger.outbox import read_outbox
+from ledger.outbox import outbox_lag, read_outbox
+from ledger.pauses import pause_queue
+from schemas.audits import AUDIT_KEY, decode_audits
 from schemas.codec import Codec
 from schemas.errors import KafkaUnavailable
 from streams.metrics import OUTBOX_EVENTS_PUBLISHED, OUTBOX_ROWS
@@ -282,7 +284,7 @@ async def test_rows_published_but_not_deleted_come_again_under_the_same_ids(
     async with ledger_pool.connection() as conn:
         await put_in_outbox(conn, some_runs(6), 1)
         killed = EventPublisher(kafka_broker.bootstrap, topics.run_events, Codec())
-        killed.send(await read_outbox(conn, 10), "0")
+        killed.send(await read_outbox(conn, 10), [], "0")
         assert await asyncio.to_thread(killed.wait, DEADLINE_S) == 0
         async with start_relay():
             await wait_until_empty(conn)
@@ -291,6 +293,28 @@ async def test_rows_published_but_not_deleted_come_again_under_the_same_ids(
         events = await published(kafka_broker, topics, 6 + PARTITIONS)
     assert len(without_repetitions(events)) == 6 + PARTITIONS
     assert len(events) == 6 + 6 + PARTITIONS
+
+
+async def test_audits_reach_the_topic_in_records_of_their_own_also_when_the_relay_sleeps(
+    start_relay: RelayStart, ledger_pool: Pool, kafka_broker: KafkaBroker, topics: Topics
+) -> None:
+    async with ledger_pool.connection() as conn, start_relay(frozen_after_s=NEVER_BY_ITSELF_S) as relay:
+        async with asyncio.timeout(DEADLINE_S):
+            await relay.active.wait()
+        for queue in ("mail", "sms"):
+            await wait_until_asleep(conn)
+            await pause_queue(conn, "acme", queue, "token-1")
+            async with asyncio.timeout(DEADLINE_S):
+                while (await outbox_lag(conn))[0]:  # noqa: ASYNC110 - Postgres tells nobody of an emptied table
+                    await asyncio.sleep(0.02)
+    with reading(kafka_broker.bootstrap, topics) as consumer:
+        records = await asyncio.to_thread(consumer.consume, 2, DEADLINE_S)
+    assert [record.key() for record in records] == [AUDIT_KEY] * 2
+    told = [event for record in records for event in decode_audits(Codec(), record.value())]
+    assert [each[2:] for each in told] == [
+        ("acme", "token-1", "queue_paused", queue, None) for queue in ("mail", "sms")
+    ]
+    assert len({each.event_id for each in told}) == 2
 
 
 @pytest.mark.apache_kafka(reason="tansu forgets everything when it stops")

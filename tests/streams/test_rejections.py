@@ -9,7 +9,7 @@ import pytest
 
 from schemas.errors import CommandRejected, InvalidSchedule, KafkaUnavailable
 from streams import rejections
-from streams.rejections import CommandReturns, RawCommand, Rejection
+from streams.rejections import CommandReturns, RawCommand, Rejection, Stray
 from tests.fatal_producer import fatal_at_first
 from tests.streams.commands import CODEC
 from tests.streams.conftest import OwnerSetting
@@ -60,7 +60,7 @@ async def test_a_batch_of_bad_commands_is_told_with_its_bytes_once(setting: Owne
 
 
 async def test_forwarding_puts_each_where_it_belongs(setting: OwnerSetting) -> None:
-    await setting.around.returns.forward([(4, b"k", b"for 4"), (6, b"k", b"for 6")])
+    await setting.around.returns.forward([Stray(4, b"k", b"for 4"), Stray(6, b"k", b"for 6")])
     assert await setting.forwarded(4, 1) == [b"for 4"]
     assert await setting.forwarded(6, 1) == [b"for 6"]
 
@@ -74,7 +74,7 @@ async def test_nothing_to_return_asks_nothing_of_kafka() -> None:
 async def test_a_broker_that_is_away_is_said_and_holds_nobody_else_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rejections, "PUBLISH_TIMEOUT_S", 0.3)
     returns = CommandReturns("127.0.0.1:1", "commands", "rejected", CODEC)
-    publishing = asyncio.create_task(returns.forward([(0, b"k", b"v")]))
+    publishing = asyncio.create_task(returns.forward([Stray(0, b"k", b"v")]))
     ticks = 0
     while not publishing.done():
         await asyncio.sleep(0.01)

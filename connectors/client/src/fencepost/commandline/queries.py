@@ -15,12 +15,13 @@ from fencepost.commandline.rendering import print_csv, print_json_rows, print_ta
 @click.option("--csv", "form", flag_value="csv", help="CSV with a header.")
 @pass_connection
 def query(connection: Connection, sql: str, limit: int, form: str | None) -> None:
-    """Ask the history, in read-only SQL over `runs` and `run_events`.
+    """Ask the history, in read-only SQL over `runs`, `run_events` and `audit`.
 
     \b
     Examples
       fencepost query "SELECT state, count(*) FROM runs GROUP BY state"
       fencepost query "SELECT happened_at, type, attempt FROM run_events WHERE run_id = '019a…' ORDER BY version"
+      fencepost query "SELECT happened_at, actor, action, subject FROM audit ORDER BY happened_at DESC LIMIT 20"
       fencepost query --csv "SELECT * FROM runs" > runs.csv
     """
     with connection.client() as client:

@@ -22,6 +22,7 @@ from fencepost.verification.events import Event, RunEvent, event_from
 from fencepost.wire import AVRO_FOLDER, NAMESPACE
 
 RUN_EVENTS_ID = 12  # of the server's built-in registry
+AUDIT_KEY = b"audit"  # of records that tell who changed what, which are none of run events
 _HEADER = struct.Struct(">bI")
 _RECORDS_A_PAGE = 64  # each has up to a thousand events
 _METADATA_TIMEOUT_S = 10.0
@@ -151,7 +152,7 @@ class TopicPages:
         return [
             event
             for record in records
-            if record.error() is None
+            if record.error() is None and record.key() != AUDIT_KEY
             for event in events_of(record.value(), self._schema_id)
             if self._is_asked_for(event)
         ]
