@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ledger.backups import Keeping, read_consumed, read_keeping, read_tzdata
 from ledger.connection import Connection
@@ -48,11 +48,11 @@ class Installation(NamedTuple):
     run_events: TopicKeeping
 
 
-async def look(dsn: str, bootstrap: str, topics: Topics) -> Installation:
+async def look(dsn: str, bootstrap: str, topics: Topics, kafka_config: Mapping[str, Any] | None = None) -> Installation:
     """Raises LedgerUnavailable or KafkaUnavailable when a part is away: of that nothing can be promised."""
     commands, run_events, shards = await asyncio.gather(
-        asyncio.to_thread(read_topic_keeping, bootstrap, topics.commands),
-        asyncio.to_thread(read_topic_keeping, bootstrap, topics.run_events),
+        asyncio.to_thread(read_topic_keeping, bootstrap, topics.commands, kafka_config),
+        asyncio.to_thread(read_topic_keeping, bootstrap, topics.run_events, kafka_config),
         _look_at_shards(dsn),
     )
     return Installation(shards, commands, run_events)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from api.access_log import Logged
 from api.budgets import ShedAt
 from connectors.stack import PartStatus
 from fencepostd import backup_check, roles
+from fencepostd.kafka_options import kafka_options
 from fencepostd.local import Local
 from fencepostd.local import init as init_installation
 from fencepostd.refusals import Command, refusals
@@ -24,6 +26,7 @@ from fencepostd.token_commands import token
 from ledger.connection import ledger_pool, session
 from ledger.partitions import PartitionStatus
 from ledger.restoration import Restoration, declare_restored
+from streams.kafka_security import KafkaSecurity
 from streams.ledger_upkeep import JOBS_KEPT
 from streams.topics import Topics
 
@@ -169,13 +172,14 @@ def logs(state: Path, part: str, follow: bool) -> None:
 # --- an installation ---
 
 
+prefix_option = click.option("--topic-prefix", default="fencepost", envvar="FENCEPOST_TOPIC_PREFIX", show_default=True)
+
+
 def installation(command: Command) -> Command:
     """The options that say where Kafka and Postgres are."""
     for option in (
-        click.option("--topic-prefix", default="fencepost", envvar="FENCEPOST_TOPIC_PREFIX", show_default=True),
-        click.option(
-            "--kafka", required=True, envvar="FENCEPOST_KAFKA", show_envvar=True, help="host:port[,host:port]"
-        ),
+        prefix_option,
+        kafka_options,
         click.option("--postgres", required=True, envvar="FENCEPOST_POSTGRES", show_envvar=True, help="A DSN."),
     ):
         command = option(command)
@@ -191,6 +195,7 @@ def installation(command: Command) -> Command:
 @refusals
 def init(
     kafka: str,
+    security: KafkaSecurity,
     postgres: str,
     topic_prefix: str,
     partitions: int,
@@ -214,6 +219,7 @@ def init(
         shards=shards,
         replication_factor=replication_factor,
         post=not pre_only,
+        kafka_config=security.librdkafka(),
     )
     click.echo(f"ready: {partitions} partitions")
 
@@ -241,7 +247,7 @@ def restored(postgres: str) -> None:
 
 
 @main.command("backup-check")
-@click.option("--kafka", required=True, envvar="FENCEPOST_KAFKA", show_envvar=True, help="host:port[,host:port]")
+@kafka_options
 @click.option("--postgres", required=True, envvar="FENCEPOST_POSTGRES", show_envvar=True, help="A DSN, home's.")
 @click.option("--topic-prefix", default="fencepost", envvar="FENCEPOST_TOPIC_PREFIX", show_default=True)
 @click.option(
@@ -252,7 +258,9 @@ def restored(postgres: str) -> None:
     help="How old the backup may be from which you would restore.",
 )
 @refusals
-def check_backup(kafka: str, postgres: str, topic_prefix: str, backup_age_hours: float) -> None:
+def check_backup(
+    kafka: str, security: KafkaSecurity, postgres: str, topic_prefix: str, backup_age_hours: float
+) -> None:
     """Explain what to back up, and check whether a ledger restored from it would be whole.
 
     The ledger is all there is to back up: the Postgres database of every shard, each by itself. Timing state and
@@ -271,7 +279,7 @@ def check_backup(kafka: str, postgres: str, topic_prefix: str, backup_age_hours:
         pg_dump --format=custom …               or a base backup and its WAL, of each shard
         fencepostd restored --postgres …        after restoring one, before any role starts
     """
-    found = asyncio.run(backup_check.look(postgres, kafka, Topics(topic_prefix)))
+    found = asyncio.run(backup_check.look(postgres, kafka, Topics(topic_prefix), security.librdkafka()))
     checks = list(backup_check.findings(found, timedelta(hours=backup_age_hours)))
     for line in (*backup_check.explanation(found), "", *backup_check.lines(checks)):
         click.echo(line)
@@ -289,22 +297,45 @@ def run() -> None:
     """Run one role in the foreground, until SIGTERM."""
 
 
-def role_options(command: Command) -> Command:
-    """Where a role listens and keeps its state, beside where Kafka and Postgres are."""
+def process_options(command: Command) -> Command:
+    """Where a role listens, and who knows its schemas."""
     for option in (
         click.option("--host", default="127.0.0.1", envvar="FENCEPOST_HOST", show_default=True),
         click.option("--port", default=8080, envvar="FENCEPOST_PORT", show_default=True, help="HTTP, health, metrics."),
-        click.option("--state", type=click.Path(path_type=Path), default=Path("state"), envvar="FENCEPOST_STATE"),
         click.option("--schema-registry", envvar="FENCEPOST_SCHEMA_REGISTRY", help="URL; built-in schema ids without."),
     ):
         command = option(command)
-    return installation(command)
+    return command
+
+
+def role_options(command: Command) -> Command:
+    """The same, where it keeps its state, and where Kafka and Postgres are."""
+    state = click.option("--state", type=click.Path(path_type=Path), default=Path("state"), envvar="FENCEPOST_STATE")
+    return installation(state(process_options(command)))
+
+
+class TenantParam(click.ParamType):
+    """A tenant whose name can be a part of a topic's."""
+
+    name = "tenant"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", str(value), re.ASCII):
+            self.fail(f"{value!r} has other characters than letters, digits, dots, dashes and underscores", param, ctx)
+        return str(value)
 
 
 def _settings(
-    kafka: str, postgres: str, topic_prefix: str, state: Path, host: str, port: int, schema_registry: str | None
+    kafka: str,
+    security: KafkaSecurity,
+    postgres: str,
+    topic_prefix: str,
+    state: Path,
+    host: str,
+    port: int,
+    schema_registry: str | None,
 ) -> Settings:
-    return Settings(postgres, kafka, Topics(topic_prefix), state, host, port, schema_registry)
+    return Settings(postgres, kafka, Topics(topic_prefix), state, host, port, schema_registry, security)
 
 
 @run.command()
@@ -337,6 +368,23 @@ def relay(keep_jobs_days: float, **options: Any) -> None:
     """
     kept = timedelta(days=keep_jobs_days)
     roles.run_until_signalled(lambda stop: roles.run_relay(_settings(**options), stop, kept))
+
+
+@run.command()
+@prefix_option
+@kafka_options
+@process_options
+@click.option("--tenant", "tenants", type=TenantParam(), multiple=True, required=True, help="One of those it is for.")
+@refusals
+def gate(tenants: tuple[str, ...], **options: Any) -> None:
+    """Let commands of tenants' own topics through to the commands topic, unless they name another tenant.
+
+    For producers that must not be trusted with other tenants' jobs: let Kafka's ACLs give those of tenant acme the
+    topic fencepost.tenant.acme.commands, which this makes, and nobody but Fencepost the topic fencepost.commands. It
+    takes no Postgres. Run two or more, all of the same tenants. See docs/operating.md, Tenants' own producers.
+    """
+    settings = _settings(postgres="", state=Path(), **options)
+    roles.run_until_signalled(lambda stop: roles.run_gate(settings, tenants, stop))
 
 
 @run.command()

@@ -45,21 +45,26 @@ def init(
     shards: Sequence[str] = (),
     replication_factor: int = 1,
     post: bool = True,
+    kafka_config: Mapping[str, Any] | None = None,
 ) -> None:
     """Migrate every shard, fix the number of partitions and which shard has which, make the topics. Idempotent.
 
     dsn: home's. shards: the DSNs of shards 1, 2, …; for a ledger that has some already, none or all of them.
-    post: also what processes of the last version would not survive. Raises LedgerMismatch when the ledger
+    post: also what processes of the last version would not survive. kafka_config: librdkafka settings beside ours, here
+    and wherever it is asked for: TLS and SASL, see streams/kafka_security.py. Raises LedgerMismatch when the ledger
     or a topic already exists with another number of partitions, or the ledger with another number of shards.
     """
     _migrate(dsn, HOME, say, post=post)
     found = asyncio.run(_plan(dsn, partitions, shards))
     for shard, its_dsn in found.dsns.items():
         _migrate(its_dsn, shard, say, post=post)
-    created = create_topics(bootstrap, topics, partitions, replication_factor=replication_factor)
+    created = create_topics(
+        bootstrap, topics, partitions, replication_factor=replication_factor, kafka_config=kafka_config
+    )
     if created:
         say(f"kafka: created {', '.join(created)}")
-    ends = partial(read_ends, bootstrap, topics.commands) if topics.commands not in created else _none
+    asking = partial(read_ends, bootstrap, topics.commands, kafka_config=kafka_config)
+    ends = asking if topics.commands not in created else _none
     asyncio.run(_init_ledger({**found.dsns, HOME: dsn}, found, ends, say))
 
 
@@ -207,6 +212,7 @@ class Local:
             argv,
             lambda bootstrap, dsn: {
                 "FENCEPOST_KAFKA": bootstrap,
+                "FENCEPOST_KAFKA_SECURITY_PROTOCOL": "plaintext",  # whatever is set for an installation elsewhere
                 "FENCEPOST_POSTGRES": dsn,
                 "FENCEPOST_STATE": str(self.state / name),
                 "PYTHONUNBUFFERED": "1",

@@ -22,6 +22,7 @@ from api.budgets import ShedAt
 from fencepostd.settings import Settings
 from ledger.shards import find_shards, open_shards
 from streams.abandoned_moves import end_abandoned_moves
+from streams.command_gate import CommandGate
 from streams.embedded_server import serve_health
 from streams.faust_app import SESSION_TIMEOUT_S
 from streams.history_service import HistoryRole
@@ -29,6 +30,7 @@ from streams.ledger_upkeep import JOBS_KEPT, forget_old_jobs, keep_ledger_tidy
 from streams.outbox_relay import OutboxRelay
 from streams.ownership import Ownership
 from streams.streams_role import StreamsRole
+from streams.topics import create_tenant_topics
 
 Stop = asyncio.Event
 Works = list[Coroutine[Any, Any, None]]
@@ -44,7 +46,10 @@ GC_THRESHOLDS = (50_000, 10, 10)
 async def run_streams(settings: Settings, name: str, stop: Stop) -> None:
     """Own partitions."""
     ownership = Ownership(name, SESSION_TIMEOUT_S)
-    role = StreamsRole(name, settings.dsn, settings.bootstrap, settings.topics, settings.codec(), settings.state)
+    role = StreamsRole(
+        name, settings.dsn, settings.bootstrap, settings.topics, settings.codec(), settings.state,
+        security=settings.security,
+    )  # fmt: skip
 
     def health() -> dict[str, Any]:
         return {"partitions": ownership.partitions()}
@@ -67,7 +72,10 @@ async def run_relay(settings: Settings, stop: Stop, jobs_kept: timedelta = JOBS_
         return bool(relays) and all(relay.in_place.is_set() for relay in relays.values())
 
     def of_shard(shard: int, dsn: str) -> Works:
-        relays[shard] = OutboxRelay(dsn, settings.bootstrap, settings.topics, settings.codec(), shard=str(shard))
+        relays[shard] = OutboxRelay(
+            dsn, settings.bootstrap, settings.topics, settings.codec(), shard=str(shard),
+            kafka_config=settings.security.librdkafka(),
+        )  # fmt: skip
         return [relays[shard].run(stop), keep_ledger_tidy(dsn, stop), forget_old_jobs(dsn, stop, jobs_kept)]
 
     async def relay_all() -> None:
@@ -83,11 +91,25 @@ async def run_relay(settings: Settings, stop: Stop, jobs_kept: timedelta = JOBS_
     await _together(stop, relay_all(), moves, serve_health(settings.host, settings.port, health, is_ready, stop))
 
 
+async def run_gate(settings: Settings, tenants: Sequence[str], stop: Stop) -> None:
+    """Let tenants' own commands through. It has no business with the ledger."""
+    kafka_config = settings.security.librdkafka()
+    await asyncio.to_thread(
+        create_tenant_topics, settings.bootstrap, settings.topics, tenants, kafka_config=kafka_config
+    )
+    gate = CommandGate(settings.bootstrap, settings.topics, tenants, settings.codec(), kafka_config=kafka_config)
+    serving = serve_health(settings.host, settings.port, lambda: {"tenants": list(tenants)}, gate.is_open.is_set, stop)
+    await _together(stop, gate.run(stop), serving)
+
+
 async def run_history(settings: Settings, stop: Stop) -> None:
     """Project run events and answer SQL."""
     settings.state.mkdir(parents=True, exist_ok=True)
     path = settings.state / "history.duckdb"
-    role = HistoryRole(settings.bootstrap, settings.topics, settings.codec(), path, settings.host, settings.port)
+    role = HistoryRole(
+        settings.bootstrap, settings.topics, settings.codec(), path, settings.host, settings.port,
+        kafka_config=settings.security.librdkafka(),
+    )  # fmt: skip
     await role.run(stop)
 
 
@@ -109,6 +131,7 @@ async def run_api(
         shed_at=shed_at,
         notice_s=notice_s,
         access_log=AccessLog(logged, to_standard_output),
+        kafka_config=settings.security.librdkafka(),
     )
     async with open_shards(settings.dsn, size=API_POOL_SIZE, name="fencepost-api") as shards:
         await ApiRole(shards, settings.host, settings.port, api).run(stop)

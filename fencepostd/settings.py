@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fencepostd.schema_registry import SchemaRegistry
 from schemas.codec import Codec
+from streams.kafka_security import PLAINTEXT, KafkaSecurity
 from streams.topics import Topics
 
 DEFAULT_PARTITIONS = 16  # enough for one machine; a production installation has 256
@@ -23,6 +24,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 0
     schema_registry: str | None = None
+    security: KafkaSecurity = PLAINTEXT
 
     def codec(self) -> Codec:
         """Encodes with the registry's ids where one is configured, else with the built-in ones."""

@@ -7,7 +7,7 @@ structs here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
@@ -150,18 +150,30 @@ def decode_commands(codec: Codec, wire: bytes | None) -> Iterator[Command | Comm
 
     Raises Undecodable (before yielding anything) when the record as a whole cannot be read.
     """
-    name, record = codec.decode(wire)
-    if name == "CommandBatch":
-        members = record["commands"]
-    elif name in COMMANDS:
-        members = [(f"{NAMESPACE}.{name}", record)]
-    else:
-        raise Undecodable(f"a {name} is no command")
-    for full_name, fields in members:
+    for full_name, fields in _members(codec, wire):
         try:
             yield parse_command(full_name.rpartition(".")[2], fields)
         except CommandRejected as rejection:
             yield rejection
+
+
+def tenants_named(codec: Codec, wire: bytes | None) -> set[str]:
+    """Whom the commands of one record name, also those that are invalid, for a later build may take them.
+
+    Raises Undecodable.
+    """
+    return {fields["tenant"] for _, fields in _members(codec, wire)}
+
+
+def _members(codec: Codec, wire: bytes | None) -> Sequence[tuple[str, Record]]:
+    """The commands of one record, each with the full name of its kind. Raises Undecodable."""
+    name, record = codec.decode(wire)
+    if name == "CommandBatch":
+        members: Sequence[tuple[str, Record]] = record["commands"]
+        return members
+    if name in COMMANDS:
+        return [(f"{NAMESPACE}.{name}", record)]
+    raise Undecodable(f"a {name} is no command")
 
 
 def parse_command(name: str, fields: Record) -> Command:

@@ -95,6 +95,12 @@ class JobUnknown(CommandRejected):
     code = "job_unknown"
 
 
+class ForeignTenant(CommandRejected):
+    """The command came by the topic of another tenant than it names."""
+
+    code = "tenant_forbidden"
+
+
 class RunUnknown(CommandRejected):
     """The command names a run that is none of the job's, or not in a state in which it could have an effect."""
 

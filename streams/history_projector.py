@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import duckdb
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -72,6 +72,7 @@ class HistoryProjector:
         gather_s: float = GATHER_S,
         stream_gather_s: float = STREAM_GATHER_S,
         idle_s: float = IDLE_S,
+        kafka_config: Mapping[str, Any] | None = None,
     ) -> None:
         self._store = store
         self._bootstrap = bootstrap
@@ -81,6 +82,7 @@ class HistoryProjector:
         self._gather_s = gather_s
         self._stream_gather_s = stream_gather_s
         self._idle_s = idle_s
+        self._kafka_config = kafka_config
         self._lag: Mapping[int, int] = {}
         self._was_silent = True
         self._measured = float("-inf")
@@ -115,6 +117,7 @@ class HistoryProjector:
                 "queued.max.messages.kbytes": 32 * 1024,
                 "reconnect.backoff.ms": 500,
                 "reconnect.backoff.max.ms": 2000,
+                **(self._kafka_config or {}),
             },
             logger=log,
         )

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -137,8 +137,10 @@ class HistoryRole:
         *,
         query_limit_s: float = 10.0,
         idle_s: float = IDLE_S,
+        kafka_config: Mapping[str, Any] | None = None,
     ) -> None:
         self._bootstrap = bootstrap
+        self._kafka_config = kafka_config
         self._topics = topics
         self._codec = codec
         self._path = path
@@ -175,7 +177,9 @@ class HistoryRole:
 
     async def _run_on(self, store: HistoryStore, stop: asyncio.Event) -> None:
         topic = self._topics.run_events
-        projector = HistoryProjector(store, self._bootstrap, topic, self._codec, idle_s=self._idle_s)
+        projector = HistoryProjector(
+            store, self._bootstrap, topic, self._codec, idle_s=self._idle_s, kafka_config=self._kafka_config
+        )
         queries = HistoryQueries(store, time_limit_s=self._query_limit_s)
         service = HistoryService(store, queries, projector)
         server = EmbeddedServer(service.app())

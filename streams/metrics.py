@@ -44,6 +44,7 @@ COMMANDS_READ_AGAIN = Counter("fencepost_commands_read_again_total", "Times that
 COMMANDS_STALLED_SECONDS = Gauge(
     "fencepost_commands_stalled_seconds", "For how long a partition's commands have not come, of the one most behind"
 )
+GATE_RECORDS = Counter("fencepost_gate_records_total", "Records of a tenant's own topic that were judged", ["tenant"])
 COMMANDS_FORWARDED = Counter("fencepost_commands_forwarded_total", "Commands that came to a partition not their own")
 APPLY_SECONDS = Histogram("fencepost_apply_seconds", "One fenced transaction of commands", buckets=_LATENCY_BUCKETS)
 HINTS_SENT = Counter("fencepost_hints_sent_total", "Run ids told to the API")

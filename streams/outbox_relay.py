@@ -12,7 +12,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -68,12 +69,14 @@ class OutboxRelay:
         *,
         shard: str = "0",
         frozen_after_s: int = 15,
+        kafka_config: Mapping[str, Any] | None = None,
     ) -> None:
         self._servers = Servers(dsn)
         self._bootstrap = bootstrap
         self._topics = topics
         self._codec = codec
         self._shard = shard
+        self._kafka_config = kafka_config
         self._session_options = f"{SESSION_OPTIONS} -c idle_session_timeout={frozen_after_s}s"
         self._batch_rows = FIRST_BATCH_ROWS
         self._longest_sleep_s = frozen_after_s / 5
@@ -110,7 +113,7 @@ class OutboxRelay:
                 await self._relay(conn, stop)
 
     async def _relay(self, conn: Connection, stop: asyncio.Event) -> None:
-        publisher = EventPublisher(self._bootstrap, self._topics.run_events, self._codec)
+        publisher = EventPublisher(self._bootstrap, self._topics.run_events, self._codec, self._kafka_config)
         alarm = await _Alarm.set(conn)
         try:
             while not stop.is_set():
@@ -216,7 +219,7 @@ def _next_batch_rows(rows: int, records: Sequence[EventRecord]) -> int:
 class EventPublisher:
     """A Kafka producer for one relay session. Its calls block: make them from a thread, one at a time."""
 
-    def __init__(self, bootstrap: str, topic: str, codec: Codec) -> None:
+    def __init__(self, bootstrap: str, topic: str, codec: Codec, kafka_config: Mapping[str, Any] | None = None) -> None:
         self._topic = topic
         self._codec = codec
         self._failure: KafkaError | None = None
@@ -236,6 +239,7 @@ class EventPublisher:
                 "reconnect.backoff.ms": 500,
                 "reconnect.backoff.max.ms": 2000,
                 "socket.keepalive.enable": True,
+                **(kafka_config or {}),
             },
             logger=log,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -11,9 +13,9 @@ LOOK_S = 0.2
 TIMEOUT_S = 2.0
 
 
-async def until_empty(bootstrap: str, group: str) -> None:
+async def until_empty(bootstrap: str, group: str, kafka_config: Mapping[str, Any] | None = None) -> None:
     """Until nobody is in the group who could take over a partition: nobody can while Kafka does not answer, either."""
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, **(kafka_config or {})})
     while True:
         if not await asyncio.to_thread(_has_members, admin, group):
             return

@@ -33,10 +33,10 @@ class RawCommand(NamedTuple):
 
 
 class Stray(NamedTuple):
-    """A command that came to the wrong partition, as the record that it is forwarded in. partition: its own."""
+    """A record of commands on its way to where it belongs. partition: of the commands topic."""
 
     partition: int
-    key: bytes
+    key: bytes | None
     value: bytes
     headers: Headers = ()
 
@@ -91,6 +91,10 @@ class CommandReturns:
         """Publish stray commands where they belong. Raises KafkaUnavailable."""
         await self._publish([(self._commands, *stray) for stray in commands])
         COMMANDS_FORWARDED.inc(len(commands))
+
+    async def let_through(self, records: Sequence[Stray]) -> None:
+        """Publish records of tenants' own topics on the commands topic. Raises KafkaUnavailable."""
+        await self._publish([(self._commands, *record) for record in records])
 
     async def _publish(self, records: Sequence[tuple[str, int, bytes | None, bytes, Headers]]) -> None:
         producer = self._producer

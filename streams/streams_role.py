@@ -22,6 +22,7 @@ from streams.decided_through import keep_decided_through
 from streams.decision_rounds import DecisionRounds
 from streams.event_feed import EventFeed
 from streams.faust_app import SESSION_TIMEOUT_S, OwnersApp, create_owners_app
+from streams.kafka_security import PLAINTEXT, KafkaSecurity
 from streams.metrics import CLOCK_SKEW_SECONDS, EVENTS_STALLED_SECONDS, TIMERS_LOADED
 from streams.missed_events import MissedEvents
 from streams.owners_group import until_empty
@@ -56,6 +57,7 @@ class StreamsRole:
     state_folder: Path
     pool_size: int = 8  # sessions with each shard
     session_timeout_s: float = SESSION_TIMEOUT_S
+    security: KafkaSecurity = PLAINTEXT
 
     async def run(self, stop: asyncio.Event, ownership: Ownership | None = None) -> None:
         """Own what the group assigns until `stop` is set, then hand it over. Raises what an owner cannot survive."""
@@ -68,17 +70,20 @@ class StreamsRole:
 
         async with AsyncExitStack() as stack:
             shards = await stack.enter_async_context(open_shards(self.dsn, size=self.pool_size, name=self.name))
-            hints = ReadyHints(self.bootstrap, self.topics.ready, self.codec)
+            kafka_config = self.security.librdkafka()
+            hints = ReadyHints(self.bootstrap, self.topics.ready, self.codec, kafka_config)
             stack.callback(hints.close)
-            returns = CommandReturns(self.bootstrap, self.topics.commands, self.topics.rejected, self.codec)
+            topics = self.topics
+            returns = CommandReturns(self.bootstrap, topics.commands, topics.rejected, self.codec, kafka_config)
             stack.callback(returns.close)
             feed = EventFeed(
-                self.bootstrap, self.topics.run_events, self.codec, ownership.fold, ownership.events_gone, crash
-            )
+                self.bootstrap, topics.run_events, self.codec, ownership.fold, ownership.events_gone, crash,
+                kafka_config,
+            )  # fmt: skip
             EVENTS_STALLED_SECONDS.set_function(lambda: feed.watch.longest_s(time.monotonic()))
             feed.start()
             stack.push_async_callback(feed.close)
-            missed_events = MissedEvents(self.bootstrap, self.topics.run_events, self.codec)
+            missed_events = MissedEvents(self.bootstrap, topics.run_events, self.codec, kafka_config)
             stack.push_async_callback(missed_events.close)
             shared = partial(
                 Surroundings, codec=self.codec, hints=hints, returns=returns, partitions=shards.partitions,
@@ -104,7 +109,7 @@ class StreamsRole:
             if await _kafka_is_there(feed, stop):
                 await self._be_a_member(ownership, crash, _first(stop, failed))
                 # Our place in the group is free, so that others take over; until they have, time is kept here.
-                await ownership.hand_over(until_empty(self.bootstrap, self._group))
+                await ownership.hand_over(until_empty(self.bootstrap, self._group, kafka_config))
 
     @property
     def _group(self) -> str:
@@ -116,7 +121,7 @@ class StreamsRole:
         """Be in the group, and read its commands for who owns them, until the end."""
         app = create_owners_app(
             self.bootstrap, self._group, self.topics.commands, ownership, self.state_folder,
-            session_timeout_s=self.session_timeout_s,
+            session_timeout_s=self.session_timeout_s, **self.security.faust(),
         )  # fmt: skip
         async with AsyncExitStack() as stack:
             stack.push_async_callback(app.stop)

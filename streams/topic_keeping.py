@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
@@ -30,10 +31,10 @@ class TopicKeeping(NamedTuple):
     ends: dict[int, int]
 
 
-def read_topic_keeping(bootstrap: str, topic: str) -> TopicKeeping:
+def read_topic_keeping(bootstrap: str, topic: str, kafka_config: Mapping[str, Any] | None = None) -> TopicKeeping:
     """Blocks. Raises KafkaUnavailable when the broker does not answer, or has no such topic."""
     # What it has to say of connections that fail is said once, by the error.
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2, **(kafka_config or {})})
     try:
         metadata = admin.list_topics(topic, timeout=TIMEOUT_S).topics[topic]
         if metadata.error is not None:

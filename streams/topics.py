@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
@@ -37,6 +38,10 @@ class Topics:
     def rejected(self) -> str:
         return f"{self.prefix}.commands.rejected"
 
+    def commands_of(self, tenant: str) -> str:
+        """Of a tenant's own producers: as `commands`, under a prefix of theirs. See streams/command_gate.py."""
+        return f"{self.prefix}.tenant.{tenant}.commands"
+
     @property
     def ready(self) -> str:
         return f"{self.prefix}.ready"
@@ -67,7 +72,13 @@ def _layouts(topics: Topics, partitions: int) -> dict[str, _Layout]:
 
 
 def create_topics(
-    bootstrap: str, topics: Topics, partitions: int, *, replication_factor: int = 1, timeout_s: float = 30.0
+    bootstrap: str,
+    topics: Topics,
+    partitions: int,
+    *,
+    replication_factor: int = 1,
+    timeout_s: float = 30.0,
+    kafka_config: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Create the topics that are missing and return their names; blocks until every partition of them all is led.
 
@@ -75,7 +86,7 @@ def create_topics(
     do it at once. Raises LedgerMismatch when a topic exists with another number of partitions (jobs would move between
     partitions), KafkaUnavailable when the broker does not answer within `timeout_s`.
     """
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, **(kafka_config or {})})
     layouts = _layouts(topics, partitions)
     deadline = time.monotonic() + timeout_s
     existing, brokers = _describe(admin, deadline)
@@ -92,9 +103,47 @@ def create_topics(
     return [topic.topic for topic in missing]
 
 
-def read_ends(bootstrap: str, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+def create_tenant_topics(
+    bootstrap: str,
+    topics: Topics,
+    tenants: Iterable[str],
+    *,
+    timeout_s: float = 30.0,
+    kafka_config: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Create the topics of tenants' own commands that are missing, each like the commands topic; returns their names.
+
+    Idempotent. Raises LedgerMismatch when there is no commands topic, or one of theirs with another number of
+    partitions, KafkaUnavailable.
+    """
+    admin = AdminClient({"bootstrap.servers": bootstrap, **(kafka_config or {})})
+    deadline = time.monotonic() + timeout_s
+    existing, _ = _describe(admin, deadline)
+    if topics.commands not in existing:
+        raise LedgerMismatch([f"there is no topic {topics.commands}: run `fencepostd init`"])
+    partitions = existing[topics.commands]
+    layout = _layouts(topics, partitions)[topics.commands]
+    layouts = {topics.commands_of(tenant): layout for tenant in tenants}
+    _check(layouts, existing)
+    leader = admin.list_topics(topics.commands, timeout=timeout_s).topics[topics.commands].partitions[0]
+    missing = [
+        NewTopic(name, partitions, len(leader.replicas), config=dict(layout.config))
+        for name in layouts
+        if name not in existing
+    ]
+    if missing:
+        _create(admin, missing, deadline)
+        _await_topics(admin, layouts, deadline)
+        _await_leaders(admin, layouts, deadline)
+    return [topic.topic for topic in missing]
+
+
+def read_ends(
+    bootstrap: str, topic: str, partitions: Iterable[int], *, kafka_config: Mapping[str, Any] | None = None
+) -> dict[int, int]:
     """The offset that each partition's next record will have. Blocks. Raises KafkaUnavailable."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"{topic}-ends", "enable.auto.commit": False})
+    own = {"bootstrap.servers": bootstrap, "group.id": f"{topic}-ends", "enable.auto.commit": False}
+    consumer = Consumer({**own, **(kafka_config or {})})
     try:
         asked = {each: TopicPartition(topic, each) for each in partitions}
         return {each: consumer.get_watermark_offsets(where, ENDS_TIMEOUT_S)[1] for each, where in asked.items()}

@@ -20,6 +20,7 @@ from fencepostd.local import init
 from fencepostd.settings import Settings
 from ledger.connection import ledger_pool, session
 from ledger.tokens import create_token
+from streams.kafka_security import PLAINTEXT, KafkaSecurity
 from streams.topics import Topics
 from tests.ledger_fixtures import PARTITIONS
 
@@ -29,13 +30,18 @@ JOBS = 24
 class Installation:
     """http: a client of the API. token: its own, which may do everything."""
 
-    def __init__(self, bootstrap: str, topics: Topics, http: httpx.AsyncClient, token: str) -> None:
+    def __init__(
+        self, bootstrap: str, topics: Topics, http: httpx.AsyncClient, token: str, security: KafkaSecurity
+    ) -> None:
+        self._kafka_config = security.librdkafka()
         self.bootstrap, self.topics, self._http, self.token = bootstrap, topics, http, token
         self.url = str(http.base_url)
 
     def create(self, queue: str) -> None:
         """Jobs that are due now, by commands on Kafka."""
-        with CommandProducer(self.bootstrap, tenant="acme", topic_prefix=self.topics.prefix) as producer:
+        with CommandProducer(
+            self.bootstrap, tenant="acme", topic_prefix=self.topics.prefix, kafka_config=self._kafka_config
+        ) as producer:
             for _ in range(JOBS):
                 producer.create_job(JobSpec(queue=queue, schedule=at(datetime.now(UTC))))
 
@@ -68,15 +74,20 @@ class Installation:
 
 
 @asynccontextmanager
-async def installed(bootstrap: str, dsns: list[str], folder: Path) -> AsyncIterator[Installation]:
+async def installed(
+    bootstrap: str, dsns: list[str], folder: Path, security: KafkaSecurity = PLAINTEXT
+) -> AsyncIterator[Installation]:
     """Every role in this process."""
     topics, stop = Topics(f"shards-{uuid4().hex[:8]}"), asyncio.Event()
-    await asyncio.to_thread(init, bootstrap, dsns[0], topics, PARTITIONS, print, shards=dsns[1:])
+    kafka_config = security.librdkafka()
+    await asyncio.to_thread(
+        init, bootstrap, dsns[0], topics, PARTITIONS, print, shards=dsns[1:], kafka_config=kafka_config
+    )
     async with ledger_pool(dsns[0], size=1) as pool, session(pool) as conn:
         token = await create_token(conn, "acme", "admin")
 
     def settings(name: str) -> Settings:
-        return Settings(dsns[0], bootstrap, topics, folder / name, port=free_port())
+        return Settings(dsns[0], bootstrap, topics, folder / name, port=free_port(), security=security)
 
     history, api = settings("history"), settings("api")
     works: list[Coroutine[Any, Any, None]] = [
@@ -90,7 +101,7 @@ async def installed(bootstrap: str, dsns: list[str], folder: Path) -> AsyncItera
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{api.port}", headers=headers, timeout=30) as http:
             await answering(http)
-            yield Installation(bootstrap, topics, http, token)
+            yield Installation(bootstrap, topics, http, token, security)
     finally:
         stop.set()
         async with asyncio.timeout(60):

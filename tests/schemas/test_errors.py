@@ -59,6 +59,7 @@ def test_the_codes_of_rejections_stay_what_they_are() -> None:
         "InvalidSchedule": "invalid_schedule",
         "UnknownZone": "invalid_schedule",
         "JobUnknown": "job_unknown",
+        "ForeignTenant": "tenant_forbidden",
         "JobConflict": "job_conflict",
         "RunUnknown": "run_unknown",
         "QueryRejected": "query_rejected",
