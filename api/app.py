@@ -38,6 +38,7 @@ from api.endpoints import (
 )
 from api.health import Health
 from api.history_client import HistoryClient
+from api.issuer import Issuer, IssuerSettings
 from api.jobs import Jobs
 from api.leases import Leases
 from api.live_schedules import LiveSchedules
@@ -76,7 +77,7 @@ EVERYONE: tuple[Role, ...] = (*PRODUCER, *WORKER, *OPERATOR)
 class ApiSettings:
     """What the composition root tells the API.
 
-    history_url: None when there is no history service.
+    history_url: None when there is no history service. issuer: whose tokens are believed beside the ledger's own.
     applied_within_s: how long a caller waits to see the effect of a command before the answer is 202.
     history_catches_up_s: how long an answer waits for the history to hear of what has just happened.
     look_every_s: how often a queue that is waited on is looked at for what no hint told, drawn from this range.
@@ -93,6 +94,7 @@ class ApiSettings:
     codec: Codec
     history_url: str | None = None
     kafka_config: Mapping[str, Any] | None = None
+    issuer: IssuerSettings | None = None
     applied_within_s: float = APPLIED_WITHIN_S
     history_catches_up_s: float = 2.0
     look_every_s: tuple[float, float] = (1.0, 2.0)
@@ -127,7 +129,7 @@ class Api:
         self.command_outcomes = {number: CommandOutcomes(pool) for number, pool in shards.pools.items()}
         self._watches: set[asyncio.Task[None]] = set()
         shards.on_added(self._add_shard)
-        self.authenticator = Authenticator(shards.home)
+        self.authenticator = Authenticator(shards.home, Issuer(settings.issuer) if settings.issuer else None)
         self.leases = Leases(shards, self.index, self.poll, self.metrics, self.budgets.leases)
         ends = EndedAttempts(shards, self.history)
         self.outcomes = [

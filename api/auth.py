@@ -1,4 +1,7 @@
-"""Who calls: bearer tokens, looked up in the ledger by their hash and remembered for a few seconds."""
+"""Who calls: bearer tokens, looked up in the ledger by their hash and remembered for a few seconds.
+
+An issuer's are judged by their signature and claims instead, and remembered in the same way.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 
+from api.issuer import Issuer
 from api.problems import Problem
-from ledger.connection import Pool, session
-from ledger.tokens import Identity, Role, find_token, token_hash
+from ledger.connection import Pool, ledger_now, session
+from ledger.tokens import FoundToken, Identity, Role, find_token, token_hash
 
 TTL_S = 5.0  # a revoked token works at most this long
 MOST_KNOWN = 10_000
@@ -23,8 +27,16 @@ class Authenticator:
     """Tells whom a token speaks for. Tokens are remembered by their hash, known and unknown ones apart, so that a
     flood of wrong tokens cannot push out right ones."""
 
-    def __init__(self, pool: Pool, *, ttl_s: float = TTL_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        issuer: Issuer | None = None,
+        *,
+        ttl_s: float = TTL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._pool = pool
+        self._issuer = issuer
         self._ttl_s = ttl_s
         self._clock = clock
         self._known: Remembered = OrderedDict()
@@ -56,13 +68,20 @@ class Authenticator:
         return await asyncio.shield(looking)
 
     async def _find(self, digest: bytes, token: str) -> Entry:
-        async with session(self._pool) as conn:
-            asked = self._clock()  # before the ledger says how long it is in force, so that it ends no later
-            found = await find_token(conn, token)
+        asked = self._clock()  # before it is said for how long the token is in force, so that it ends no later
+        found = await self._judge(token)
         if found is None:
             return self._remember(digest, (self._clock() + self._ttl_s, None))
         left_s = self._ttl_s if found.left_s is None else min(found.left_s, self._ttl_s)
         return self._remember(digest, (asked + left_s, found.identity))
+
+    async def _judge(self, token: str) -> FoundToken | None:
+        if self._issuer is None or not self._issuer.has_made(token):
+            async with session(self._pool) as conn:
+                return await find_token(conn, token)
+        async with session(self._pool) as conn:
+            now = await ledger_now(conn)
+        return await self._issuer.find(token, now.timestamp())
 
     def _remember(self, digest: bytes, entry: Entry) -> Entry:
         self._known.pop(digest, None)

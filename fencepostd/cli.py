@@ -14,8 +14,10 @@ import click
 
 from api.access_log import Logged
 from api.budgets import ShedAt
+from api.issuer import IssuerSettings
 from connectors.stack import PartStatus
 from fencepostd import backup_check, roles
+from fencepostd.issuer_options import issuer_options
 from fencepostd.kafka_options import kafka_options
 from fencepostd.local import Local
 from fencepostd.local import init as init_installation
@@ -413,6 +415,7 @@ def shedding_options(command: Command) -> Command:
 @role_options
 @click.option("--history-url", required=True, envvar="FENCEPOST_HISTORY_URL", help="Where the history role answers.")
 @shedding_options
+@issuer_options
 @click.option(
     "--notice-seconds",
     type=click.FloatRange(min=0),
@@ -430,7 +433,9 @@ def shedding_options(command: Command) -> Command:
     help="Which calls get a line of JSON on standard output; a failure is a status of 400 and more.",
 )
 @refusals
-def api(history_url: str, notice_seconds: float, access_log: Logged, **options: Any) -> None:
+def api(
+    history_url: str, notice_seconds: float, access_log: Logged, issuer: IssuerSettings | None, **options: Any
+) -> None:
     """Serve the lease, job and query API over HTTP. Run as many as you like, behind any balancer.
 
     Under stress a process sheds reads first, then creates, outcomes, and leases last; see docs/operating.md, Overload.
@@ -441,5 +446,5 @@ def api(history_url: str, notice_seconds: float, access_log: Logged, **options: 
         raise click.UsageError(str(error)) from None
     settings = _settings(**options)
     roles.run_until_signalled(
-        lambda stop: roles.run_api(settings, history_url, stop, shed_at, notice_seconds, access_log)
+        lambda stop: roles.run_api(settings, history_url, stop, shed_at, notice_seconds, access_log, issuer)
     )

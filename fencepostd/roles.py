@@ -19,6 +19,7 @@ from api.access_log import AccessLog, Logged, to_standard_output
 from api.api_role import ApiRole
 from api.app import ApiSettings
 from api.budgets import ShedAt
+from api.issuer import IssuerSettings
 from fencepostd.settings import Settings
 from ledger.shards import find_shards, open_shards
 from streams.abandoned_moves import end_abandoned_moves
@@ -120,6 +121,7 @@ async def run_api(
     shed_at: ShedAt,
     notice_s: float = 0.0,
     logged: Logged = "failures",
+    issuer: IssuerSettings | None = None,
 ) -> None:
     """Serve HTTP. notice_s: for how long after `stop` too, so that balancers have the time to notice."""
     api = ApiSettings(
@@ -131,6 +133,7 @@ async def run_api(
         shed_at=shed_at,
         notice_s=notice_s,
         access_log=AccessLog(logged, to_standard_output),
+        issuer=issuer,
         kafka_config=settings.security.librdkafka(),
     )
     async with open_shards(settings.dsn, size=API_POOL_SIZE, name="fencepost-api") as shards:

@@ -136,7 +136,7 @@ class BackfillJob(Command, frozen=True, kw_only=True):
 
 
 C = TypeVar("C", bound=Command)
-_ISSUER = re.compile(rb"[A-Za-z0-9_.:-]{1,100}")
+_ISSUER = re.compile(rb"[\x21-\x7e]{1,200}")
 
 COMMANDS: dict[str, type[Command]] = {
     kind.__name__: kind

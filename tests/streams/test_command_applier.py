@@ -80,7 +80,7 @@ async def test_who_changed_a_job_by_http_is_noted_with_the_change_and_nothing_of
     assert len(await noted(setting)) == 3
 
 
-@pytest.mark.parametrize("issuer", [b"", b"two words", b"nul\x00", b"x" * 101, b"\xff"])
+@pytest.mark.parametrize("issuer", [b"", b"two words", b"nul\x00", b"x" * 201, b"\xff"])
 async def test_an_issuer_that_is_no_name_is_not_believed(setting: OwnerSetting, issuer: bytes) -> None:
     applier, job_id = await applier_of(setting), job_on(PARTITION)
     [record] = raw(PARTITION, [create(job_id)])
