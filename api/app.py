@@ -115,7 +115,7 @@ class Api:
         self._leaving, self._access_log = asyncio.Event(), settings.access_log
         self.metrics = ApiMetrics()
         self.budgets = Budgets(settings.shed_at, self.metrics)
-        self.index = ReadyIndex(on_drop=self._dropped)
+        self.index = ReadyIndex(on_drop=self._dropped, on_low=self._ran_low)
         self.clocks = {number: LedgerClock() for number in shards.pools}
         self.hints = ReadyHints(
             bootstrap, settings.ready_topic, codec, self.index, self.metrics, self._locally_us,
@@ -183,6 +183,10 @@ class Api:
         """Runs that the index had no room for."""
         self.metrics.ready_index_dropped.inc(count)
         self.poll.doubt(queue)
+
+    def _ran_low(self, queue: Queue) -> None:
+        """Lanes of which the index has only a part."""
+        self.poll.refill(queue)
 
     def leave(self) -> None:
         """Say that the process will stop: /readyz answers 503, and every answer closes its connection."""

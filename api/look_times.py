@@ -82,7 +82,7 @@ class LookTimes:
 
     def again(self, queue: Queue, at: float) -> None:
         """Hints had not told what was there, or there is more: look at the queue then, or before."""
-        turn = self._turns[queue]
+        turn = self._turns.setdefault(queue, _Turn())
         turn.rarity, turn.may_look_at = 0, min(turn.may_look_at, at)
         self._set(queue, turn, min(turn.at, at))
 

@@ -4,22 +4,28 @@ It is a hint box, not the truth: an id in it may be leased already, an id that i
 is order (first told, first out within a lane), no id twice in a lane, lanes popped 70/20/10, and fairness between
 waiters. While somebody waits on a queue nothing is kept of it: what arrives goes to the waiters. When it is full it
 forgets the queue that nobody has asked about for longest, so that a backlog without workers keeps no other runs out.
+
+Of a backlog it has only a part, and lanes are not emptied alike: the one that is popped most would soon pass its share
+down although the ledger is full of it. So a lane that is known to have more there is refilled before it is empty, and
+passes nothing down until a look has found that it is.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
 from schemas.commands import LANES
 
 Queue = tuple[str, str]  # tenant, queue
-HIGH, NORMAL, LOW = range(len(LANES))
+ALL = HIGH, NORMAL, LOW = tuple(range(len(LANES)))
 
 # Ten pops of a queue whose lanes all have runs: 7 high, 2 normal, 1 low, spread out.
 LANE_ORDER = (HIGH, HIGH, NORMAL, HIGH, HIGH, LOW, HIGH, NORMAL, HIGH, HIGH)
+# A lane with more in the ledger is refilled from here on: at 50,000 leases/s the rest is enough for 10 ms.
+LOW_WATER = 500
 
 
 class ReadyRun(NamedTuple):
@@ -54,30 +60,39 @@ class Waiter:
 
 
 class _Lanes:
-    """The ids of one queue."""
+    """The ids of one queue. more: the lanes of which the ledger has runs that are not here."""
 
-    __slots__ = ("lanes", "turn")
+    __slots__ = ("lanes", "more", "turn")
 
     def __init__(self) -> None:
         self.lanes: tuple[OrderedDict[UUID, int], ...] = tuple(OrderedDict() for _ in LANES)
+        self.more: set[int] = set()
         self.turn = 0
 
     def __len__(self) -> int:
         return sum(map(len, self.lanes))
 
+    def low(self) -> list[int]:
+        """The lanes to refill."""
+        return [lane for lane in self.more if len(self.lanes[lane]) < LOW_WATER]
+
     def pop(self, count: int) -> list[ReadyRun]:
+        """Fewer, maybe none, when it is the turn of a lane that has runs in the ledger alone."""
         popped: list[ReadyRun] = []
-        while len(popped) < count and (filled := [lane for lane in (HIGH, NORMAL, LOW) if self.lanes[lane]]):
+        while len(popped) < count and (filled := [lane for lane in ALL if self.lanes[lane] or lane in self.more]):
+            lane = filled[0] if len(filled) == 1 else self._turn_of(filled)
+            if not self.lanes[lane]:
+                break
             if len(filled) == 1:
-                popped += self._pop_lane(filled[0], count - len(popped))
+                popped += self._pop_lane(lane, count - len(popped))
             else:
-                popped += self._pop_lane(self._turn_of(filled), 1)
+                popped += self._pop_lane(lane, 1)
+                self.turn = (self.turn + 1) % len(LANE_ORDER)
         return popped
 
     def _turn_of(self, filled: list[int]) -> int:
         """Whose turn it is; an empty lane's goes to the next lower one that has runs, or else to the lowest above."""
         lane = LANE_ORDER[self.turn]
-        self.turn = (self.turn + 1) % len(LANE_ORDER)
         return next((lower for lower in filled if lower >= lane), filled[-1])
 
     def _pop_lane(self, lane: int, count: int) -> list[ReadyRun]:
@@ -88,7 +103,7 @@ class _Lanes:
 class ReadyIndex:
     """most_a_lane, most: bounds in ids; what does not fit is dropped, told to on_drop, and found again by a poll.
 
-    on_drop: gets a queue, and how many of its ids were dropped.
+    on_drop: gets a queue, and how many of its ids were dropped. on_low: gets one with lanes to refill, see `low`.
     """
 
     def __init__(
@@ -97,6 +112,7 @@ class ReadyIndex:
         most_a_lane: int = 50_000,
         most: int = 200_000,
         on_drop: Callable[[Queue, int], object] = lambda _queue, _count: None,
+        on_low: Callable[[Queue], object] = lambda _queue: None,
     ) -> None:
         self._queues: dict[Queue, _Lanes] = {}  # first those that were not popped from for longest
         self._waiters: dict[Queue, deque[Waiter]] = {}
@@ -104,13 +120,17 @@ class ReadyIndex:
         self._most = most
         self._size = 0
         self._claimed: set[UUID] = set()
-        self._on_drop = on_drop
+        self._on_drop, self._on_low = on_drop, on_low
 
     def __len__(self) -> int:
         return self._size
 
-    def add(self, queue: Queue, due: Iterable[ReadyRun]) -> int:
-        """Take in due runs, each lane's in due order, and wake waiters; returns how many were new."""
+    def add(self, queue: Queue, due: Iterable[ReadyRun], *, more: Mapping[int, bool] | None = None) -> int:
+        """Take in due runs, each lane's in due order, and wake waiters; returns how many were new.
+
+        more: of the lanes that a look was for, whether it left some. Not believed of a lane that has none here after
+        it: those that there are are being leased just now.
+        """
         lanes = self._queues.get(queue)
         if lanes is None:
             lanes = self._queues[queue] = _Lanes()
@@ -128,14 +148,19 @@ class ReadyIndex:
                 self._size += 1
                 added += 1
             else:
+                lanes.more.add(run.lane)
                 dropped += 1
+        for lane, is_left in (more or {}).items():
+            lanes.more.discard(lane)
+            if is_left and lanes.lanes[lane]:
+                lanes.more.add(lane)
         if dropped:
             self._on_drop(queue, dropped)
         self._hand_out(queue, lanes)
         return added
 
     def pop(self, queue: Queue, count: int) -> list[ReadyRun]:
-        """Claim up to `count` due runs; none while others wait for the queue's next.
+        """Claim up to `count` due runs; none while others wait for the queue's next, or for a look at its lanes.
 
         The index takes no news of them until they are settled or put back: a poll sees a run as due until its lease
         is committed, and would have it claimed twice.
@@ -146,6 +171,8 @@ class ReadyIndex:
         popped = self._pop(lanes, count)
         if len(lanes):
             self._queues[queue] = lanes
+            if lanes.more and lanes.low():
+                self._on_low(queue)
         return popped
 
     def settle(self, runs: Iterable[ReadyRun]) -> None:
@@ -166,7 +193,7 @@ class ReadyIndex:
         self._hand_out(queue, lanes)
 
     def wait(self, waiter: Waiter) -> None:
-        """Queue up for the next runs, after those who wait already. Pop first: only an empty queue is waited on."""
+        """Queue up for the next runs, after those who wait already. Pop first: only what gives none is waited on."""
         for queue in waiter.queues:
             self._waiters.setdefault(queue, deque()).append(waiter)
 
@@ -190,6 +217,11 @@ class ReadyIndex:
         """How many runs those who wait on the queue would take; 0 when nobody does."""
         return sum(waiter.wanted for waiter in self._waiters.get(queue, ()))
 
+    def low(self, queue: Queue) -> list[int]:
+        """The lanes of which the ledger has more than the little that is here."""
+        lanes = self._queues.get(queue)
+        return lanes.low() if lanes else []
+
     def _has_room(self, queue: Queue, runs: OrderedDict[UUID, int]) -> bool:
         return len(runs) < self._most_a_lane and (self._size < self._most or self._forget_another(queue))
 
@@ -208,9 +240,14 @@ class ReadyIndex:
         while (waiters := self._waiters.get(queue)) and (there := len(lanes)):
             share = -(-there // len(waiters))
             waiter = waiters[0]
+            runs = self._pop(lanes, min(share, waiter.wanted))
+            if not runs:
+                break
             self.leave(waiter)
-            waiter.queue, waiter.runs = queue, self._pop(lanes, min(share, waiter.wanted))
+            waiter.queue, waiter.runs = queue, runs
             waiter.wake()
+        if lanes.more and lanes.low():
+            self._on_low(queue)
         self._forget_if_empty(queue, lanes)
 
     def _pop(self, lanes: _Lanes, count: int) -> list[ReadyRun]:

@@ -2,7 +2,7 @@
 
 One statement a shard for all queues whose turn it is. Losing every hint costs seconds of lateness, never a run. While
 hints can be relied on a queue that gave nothing is looked at ever more rarely: owners hint again what nobody has
-leased.
+leased. Lanes of which the index has only a part are refilled in time, whether somebody waits or not.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import logging
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
+from typing import NamedTuple
 
 from api.look_times import SOON_S, LookTimes
 from api.metrics import ApiMetrics
-from api.ready_index import Queue, ReadyIndex, ReadyRun
+from api.ready_index import ALL, LOW_WATER, Queue, ReadyIndex, ReadyRun
 from ledger.partitions import owners_keep_up
 from ledger.runs import DueRun, find_due
 from ledger.shards import Shards
@@ -31,6 +32,13 @@ FEWEST_A_LANE = 200
 MOST_A_LANE = 1_000
 JUDGE_EVERY_S = 1.5
 OWNERS_LAG_S = 8.0  # an owner speaks every 2 s
+
+
+class _Look(NamedTuple):
+    """wanted: how many runs whoever waits would take. lanes: those to look at."""
+
+    wanted: int
+    lanes: Sequence[int]
 
 
 class ReadyPoll:
@@ -72,6 +80,11 @@ class ReadyPoll:
         self._times.doubt(queue, time.monotonic())
         self._arrived.set()
 
+    def refill(self, queue: Queue) -> None:
+        """Lanes of the queue have more in the ledger than the index has left. Look now."""
+        self._times.again(queue, time.monotonic())
+        self._arrived.set()
+
     async def run(self) -> None:
         """Look for as long as the API runs, whatever happens. Ends by cancellation only."""
         while True:
@@ -92,12 +105,14 @@ class ReadyPoll:
             elif not due:
                 await self._sleep()
 
-    def _due(self) -> dict[Queue, int]:
-        """The queues to look at, with how many runs those who wait there would take."""
+    def _due(self) -> dict[Queue, _Look]:
+        """The queues to look at."""
         due = {}
         for queue in self._times.due(time.monotonic(), self._interval_s[0] / 2):
             if wanted := self._index.wanted(queue):
-                due[queue] = wanted
+                due[queue] = _Look(wanted, ALL)
+            elif low := self._index.low(queue):
+                due[queue] = _Look(LOW_WATER, low)
             else:
                 self._times.leave(queue)
         return due
@@ -124,32 +139,32 @@ class ReadyPoll:
             self._times.hurry(time.monotonic())
         self._trusted = trusted
 
-    async def _look(self, queues: dict[Queue, int]) -> None:
+    async def _look(self, queues: dict[Queue, _Look]) -> None:
         """Refill the index. A queue that gave all that was asked for has more, and may be looked at again at once."""
-        limit = min(max(FEWEST_A_LANE, 2 * max(queues.values())), MOST_A_LANE)
+        limit = min(max(FEWEST_A_LANE, 2 * max(look.wanted for look in queues.values())), MOST_A_LANE)
         began, interval_s = time.monotonic(), random.uniform(*self._interval_s)
         for queue in queues:
             self._times.look(queue, began, interval_s, trusted=self._trusted)
         self._metrics.ready_polls.inc()
-        found = await self._find(list(queues), limit)
-        if found is None:
-            for queue in queues:
-                self._times.again(queue, began + interval_s)
-        for queue, due in _by_queue(found or ()).items():
-            added = self._index.add(queue, due)
+        found = await self._find({queue: look.lanes for queue, look in queues.items()}, limit)
+        due = _by_queue(found or ())
+        for queue, look in queues.items():
+            counts = Counter(run.lane for run in due[queue])
+            more = {lane: counts[lane] >= limit for lane in look.lanes}
+            added = self._index.add(queue, due[queue], more=more)
             self._metrics.polled_runs.inc(added)
-            if max(Counter(run.lane for run in due).values()) >= limit:
+            if any(more.values()):
                 # With nothing new among them they are all being leased just now.
                 self._times.again(queue, time.monotonic() + (0.0 if added else SOON_S))
-            elif added:
+            elif added or found is None:
                 self._times.again(queue, began + interval_s)
-        for queue in queues:
             self._index.dismiss_impatient(queue)
 
-    async def _find(self, queues: Sequence[Queue], limit: int) -> list[DueRun] | None:
+    async def _find(self, lanes: Mapping[Queue, Sequence[int]], limit: int) -> list[DueRun] | None:
         """What every shard that answers has, in turns: none's runs come behind all of another's. None: none answers."""
         found = []
-        for shard, answer in (await self._shards.ask_each(lambda conn: find_due(conn, queues, limit))).items():
+        answers = await self._shards.ask_each(lambda conn: find_due(conn, list(lanes), limit, lanes=lanes))
+        for shard, answer in answers.items():
             if isinstance(answer, LedgerUnavailable):
                 log.warning("cannot look for due runs on shard %d: %s", shard, answer)
             else:
@@ -157,8 +172,8 @@ class ReadyPoll:
         return [run for turn in zip_longest(*found) for run in turn if run is not None] if found else None
 
 
-def _by_queue(found: Collection[DueRun]) -> dict[Queue, list[ReadyRun]]:
-    queues: dict[Queue, list[ReadyRun]] = defaultdict(list)
+def _by_queue(found: Collection[DueRun]) -> defaultdict[Queue, list[ReadyRun]]:
+    queues: defaultdict[Queue, list[ReadyRun]] = defaultdict(list)
     for run in found:
         queues[run.tenant, run.queue].append(ReadyRun(run.run_id, run.epoch, run.lane))
     return queues

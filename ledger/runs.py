@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -12,6 +12,7 @@ from ledger.fence import OwnerTransaction
 from ledger.outbox import emit
 from ledger.partitions import held_here
 from ledger.slots import MAY_TAKE_SLOT
+from schemas.commands import LANES
 
 
 class PendingRun(NamedTuple):
@@ -151,12 +152,11 @@ class DueRun(NamedTuple):
 
 
 FIND_DUE = f"""
-SELECT asked.tenant, asked.queue, lanes.lane, due.run_id, p.epoch
-FROM unnest(%(tenants)b::text[], %(queues)b::text[]) AS asked (tenant, queue),
-     generate_series(0, 2) AS lanes (lane),
+SELECT asked.tenant, asked.queue, asked.lane, due.run_id, p.epoch
+FROM unnest(%(tenants)b::text[], %(queues)b::text[], %(lanes)b::smallint[]) AS asked (tenant, queue, lane),
      LATERAL (
          SELECT r.run_id, r.partition FROM runs r
-         WHERE r.tenant = asked.tenant AND r.queue = asked.queue AND r.lane = lanes.lane
+         WHERE r.tenant = asked.tenant AND r.queue = asked.queue AND r.lane = asked.lane
            AND r.due_at <= coalesce(%(now)s::timestamptz, now()) AND r.state = 'pending'
            AND (r.start_by IS NULL OR r.start_by >= coalesce(%(now)s::timestamptz, now()))
            AND (r.overlap = 0 OR ({MAY_TAKE_SLOT})) AND {held_here("r")}
@@ -170,18 +170,27 @@ WHERE p.partition = due.partition AND NOT EXISTS (
 
 
 async def find_due(
-    conn: Connection, queues: Sequence[tuple[str, str]], limit: int, *, now: datetime | None = None
+    conn: Connection,
+    queues: Sequence[tuple[str, str]],
+    limit: int,
+    *,
+    lanes: Mapping[tuple[str, str], Sequence[int]] | None = None,
+    now: datetime | None = None,
 ) -> list[DueRun]:
     """Up to `limit` due runs of each lane of each (tenant, queue), oldest first: what hints may have missed.
+
+    lanes: of the queues that are in it no others.
 
     Only such as could be leased: none of a paused queue, none too late to start, none whose job's slot is taken or
     whose turn it is not.
     """
+    asked = [(*queue, lane) for queue in queues for lane in (lanes or {}).get(queue, range(len(LANES)))]
     cursor = await conn.execute(
         FIND_DUE,
         {
-            "tenants": [tenant for tenant, _ in queues],
-            "queues": [queue for _, queue in queues],
+            "tenants": [tenant for tenant, _, _ in asked],
+            "queues": [queue for _, queue, _ in asked],
+            "lanes": [lane for _, _, lane in asked],
             "limit": limit,
             "now": now,
         },

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from api.ready_index import HIGH, LOW, NORMAL, Queue, ReadyIndex, ReadyRun, Waiter
+from api.ready_index import HIGH, LOW, LOW_WATER, NORMAL, Queue, ReadyIndex, ReadyRun, Waiter
 
 MAIL = ("acme", "mail")
 
@@ -110,6 +110,52 @@ def test_what_only_higher_lanes_have_goes_to_the_lowest_of_them() -> None:
     add(index, new_ids(100), lane=HIGH)
     add(index, new_ids(100), lane=NORMAL)
     assert Counter(run.lane for run in index.pop(MAIL, 100)) == {HIGH: 70, NORMAL: 30}
+
+
+def look(index: ReadyIndex, lane: int, run_ids: list[UUID], *, is_more: bool) -> None:
+    """What a look into the ledger brings of a lane."""
+    index.add(MAIL, [ReadyRun(run_id, 1, lane) for run_id in run_ids], more={lane: is_more})
+
+
+def test_a_lane_with_more_in_the_ledger_passes_nothing_down_before_it_was_looked_for() -> None:
+    index = ReadyIndex()
+    add(index, new_ids(100), lane=LOW)
+    look(index, HIGH, new_ids(8), is_more=True)
+    assert Counter(run.lane for run in index.pop(MAIL, 100)) == {HIGH: 8, LOW: 3}
+    assert index.pop(MAIL, 100) == []
+    sleeper = Sleeper(index, wanted=20)
+    assert (sleeper.woken, index.low(MAIL)) == (0, [HIGH])
+    look(index, HIGH, new_ids(8), is_more=False)
+    assert Counter(run.lane for run in sleeper.waiter.take()) == {HIGH: 8, LOW: 12}
+
+
+def test_a_lane_of_which_all_that_is_left_is_being_leased_passes_its_share_down() -> None:
+    index = ReadyIndex()
+    add(index, new_ids(20), lane=LOW)
+    claimed = new_ids(8)
+    look(index, HIGH, claimed, is_more=True)
+    assert Counter(run.lane for run in index.pop(MAIL, 100)) == {HIGH: 8, LOW: 3}
+    look(index, HIGH, claimed, is_more=True)
+    assert Counter(run.lane for run in index.pop(MAIL, 100)) == {LOW: 17}
+
+
+def test_a_lane_is_to_be_refilled_once_there_is_little_of_it_and_more_in_the_ledger() -> None:
+    asked: list[Queue] = []
+    index = ReadyIndex(on_low=asked.append)
+    look(index, HIGH, new_ids(LOW_WATER + 1), is_more=True)
+    assert asked == []
+    index.pop(MAIL, 1)
+    assert (asked, index.low(MAIL)) == ([], [])
+    index.pop(MAIL, 1)
+    assert (asked, index.low(MAIL)) == ([MAIL], [HIGH])
+
+
+def test_a_lane_that_was_too_full_to_take_all_has_more() -> None:
+    index = ReadyIndex(most_a_lane=3)
+    add(index, new_ids(4), lane=HIGH)
+    add(index, new_ids(3), lane=LOW)
+    assert Counter(run.lane for run in index.pop(MAIL, 6)) == {HIGH: 3, LOW: 1}
+    assert index.low(MAIL) == [HIGH]
 
 
 def test_what_was_put_back_comes_first_again() -> None:
@@ -232,6 +278,11 @@ class IndexLife(RuleBasedStateMachine):
         # A run has one lane for life, as in the ledger.
         add(self.index, [self.pool[pick] for pick in picks if pick % 3 == lane], lane=lane, epoch=epoch)
 
+    @rule(picks=st.lists(st.integers(0, 39), max_size=10), more=st.tuples(*[st.booleans()] * 3))
+    def look(self, picks: list[int], more: tuple[bool, ...]) -> None:
+        due = [ReadyRun(self.pool[pick], 1, pick % 3) for pick in picks]
+        self.index.add(MAIL, due, more=dict(enumerate(more)))
+
     @rule(count=st.integers(1, 10))
     def pop(self, count: int) -> None:
         popped = self.index.pop(MAIL, count)
@@ -268,8 +319,8 @@ class IndexLife(RuleBasedStateMachine):
         assert len({run.run_id for run in held}) == len(held)
 
     @invariant()
-    def nothing_is_kept_while_somebody_waits(self) -> None:
-        if self.index.wanted(MAIL):
+    def nothing_is_kept_while_somebody_waits_but_for_a_look(self) -> None:
+        if self.index.wanted(MAIL) and not self.index.low(MAIL):
             assert len(self.index) == 0
 
     @invariant()

@@ -142,10 +142,10 @@ async def test_it_goes_on_after_an_error_that_nobody_foresaw(
     [run_id] = await owner.make_due()
     broken = iter([True])
 
-    async def find_due_but_once(conn: Connection, queues: list[Queue], limit: int) -> list[DueRun]:
+    async def find_due_but_once(conn: Connection, queues: list[Queue], limit: int, **others: Any) -> list[DueRun]:
         if next(broken, False):
             raise ZeroDivisionError
-        return await find_due(conn, queues, limit)
+        return await find_due(conn, queues, limit, **others)
 
     monkeypatch.setattr(ready_poll, "find_due", find_due_but_once)
     async with polling(ledger_pool, (0.01, 0.01)) as poll:

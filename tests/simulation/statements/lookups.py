@@ -60,8 +60,8 @@ def confirm_commits(_tx: Transaction, _params: Any) -> Rows:
 @models(FIND_DUE)
 def find_due(tx: Transaction, params: Any) -> Rows:
     due: Rows = []
-    asked = set(zip(params["tenants"], params["queues"], strict=True))
-    runs = [run for run in tx.all("runs") if (run.tenant, run.queue) in asked and run.state == "pending"]
+    asked = set(zip(params["tenants"], params["queues"], params["lanes"], strict=True))
+    runs = [run for run in tx.all("runs") if (run.tenant, run.queue, run.lane) in asked and run.state == "pending"]
     for run in sorted(runs, key=lambda run: (run.tenant, run.queue, run.lane, run.due_at)):
         partition = tx.get("partitions", run.partition)
         may_start = run.due_at <= tx.now and (run.start_by is None or run.start_by >= tx.now)
