@@ -13,7 +13,8 @@ passes nothing down until a look has found that it is.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 from uuid import UUID
 
@@ -120,6 +121,7 @@ class ReadyIndex:
         self._most = most
         self._size = 0
         self._claimed: set[UUID] = set()
+        self._settled: set[UUID] | None = None  # since the look that is under way began
         self._on_drop, self._on_low = on_drop, on_low
 
     def __len__(self) -> int:
@@ -141,7 +143,7 @@ class ReadyIndex:
             known = runs.get(run.run_id)
             if known is not None:
                 runs[run.run_id] = max(known, run.epoch)
-            elif run.run_id in self._claimed:
+            elif run.run_id in self._claimed or (more and self._settled and run.run_id in self._settled):
                 continue
             elif added < carried_off or self._has_room(queue, runs):
                 runs[run.run_id] = run.epoch
@@ -177,7 +179,10 @@ class ReadyIndex:
 
     def settle(self, runs: Iterable[ReadyRun]) -> None:
         """The ledger has answered the claims: from now on news of these runs is news."""
-        self._claimed.difference_update([run.run_id for run in runs])
+        run_ids = [run.run_id for run in runs]
+        self._claimed.difference_update(run_ids)
+        if self._settled is not None:
+            self._settled.update(run_ids)
 
     def put_back(self, queue: Queue, runs: Sequence[ReadyRun]) -> None:
         """Runs that were popped but not leased: they come first again, and fit whatever the bounds say."""
@@ -216,6 +221,16 @@ class ReadyIndex:
     def wanted(self, queue: Queue) -> int:
         """How many runs those who wait on the queue would take; 0 when nobody does."""
         return sum(waiter.wanted for waiter in self._waiters.get(queue, ()))
+
+    @contextmanager
+    def look(self) -> Iterator[None]:
+        """Inside, the ledger is looked into: what is settled meanwhile may have been due when it was read, and is no
+        news."""
+        self._settled = set()
+        try:
+            yield
+        finally:
+            self._settled = None
 
     def low(self, queue: Queue) -> list[int]:
         """The lanes of which the ledger has more than the little that is here."""

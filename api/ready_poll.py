@@ -146,19 +146,20 @@ class ReadyPoll:
         for queue in queues:
             self._times.look(queue, began, interval_s, trusted=self._trusted)
         self._metrics.ready_polls.inc()
-        found = await self._find({queue: look.lanes for queue, look in queues.items()}, limit)
-        due = _by_queue(found or ())
-        for queue, look in queues.items():
-            counts = Counter(run.lane for run in due[queue])
-            more = {lane: counts[lane] >= limit for lane in look.lanes}
-            added = self._index.add(queue, due[queue], more=more)
-            self._metrics.polled_runs.inc(added)
-            if any(more.values()):
-                # With nothing new among them they are all being leased just now.
-                self._times.again(queue, time.monotonic() + (0.0 if added else SOON_S))
-            elif added or found is None:
-                self._times.again(queue, began + interval_s)
-            self._index.dismiss_impatient(queue)
+        with self._index.look():
+            found = await self._find({queue: look.lanes for queue, look in queues.items()}, limit)
+            due = _by_queue(found or ())
+            for queue, look in queues.items():
+                counts = Counter(run.lane for run in due[queue])
+                more = {lane: counts[lane] >= limit for lane in look.lanes}
+                added = self._index.add(queue, due[queue], more=more)
+                self._metrics.polled_runs.inc(added)
+                if any(more.values()):
+                    # With nothing new among them they are all being leased just now.
+                    self._times.again(queue, time.monotonic() + (0.0 if added else SOON_S))
+                elif added or found is None:
+                    self._times.again(queue, began + interval_s)
+                self._index.dismiss_impatient(queue)
 
     async def _find(self, lanes: Mapping[Queue, Sequence[int]], limit: int) -> list[DueRun] | None:
         """What every shard that answers has, in turns: none's runs come behind all of another's. None: none answers."""

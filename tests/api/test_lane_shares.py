@@ -57,10 +57,8 @@ async def test_the_share_of_a_lane_that_is_empty_goes_to_the_next_below(worker: 
     assert shares == pytest.approx({"high": 0, "normal": 90, "low": 10}, abs=WITHIN_POINTS)
 
 
-async def test_lanes_are_leased_by_their_shares_until_one_is_empty_and_then_no_call_gets_less_than_it_asks_for(
-    worker: Caller, owner: Owner
-) -> None:
-    """The last call excepted, which gets what is left."""
+async def test_a_lane_that_has_become_empty_leaves_no_slot_idle(worker: Caller, owner: Owner) -> None:
+    """No call comes back with nothing while runs wait; one gets fewer than it wants only as long as a look is due."""
     lanes = await make_backlog(owner, high=350, normal=300, low=300)
     sizes = []
     while lanes:
@@ -68,4 +66,5 @@ async def test_lanes_are_leased_by_their_shares_until_one_is_empty_and_then_no_c
         sizes.append(len(runs))
         for run in runs:
             del lanes[UUID(run["runId"])]
-    assert sizes == [50] * 19
+    assert min(sizes) > 0
+    assert sizes[-6:-1] == [50] * 5

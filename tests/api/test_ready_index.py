@@ -150,6 +150,18 @@ def test_a_lane_is_to_be_refilled_once_there_is_little_of_it_and_more_in_the_led
     assert (asked, index.low(MAIL)) == ([MAIL], [HIGH])
 
 
+def test_what_is_leased_while_a_look_is_under_way_is_no_news_of_it() -> None:
+    index, [leased, due] = ReadyIndex(), new_ids(2)
+    add(index, [leased])
+    popped = index.pop(MAIL, 1)
+    with index.look():
+        index.settle(popped)
+        look(index, NORMAL, [leased, due], is_more=False)
+    assert ids(index.pop(MAIL, 9)) == [due]
+    add(index, [leased])
+    assert ids(index.pop(MAIL, 9)) == [leased]
+
+
 def test_a_lane_that_was_too_full_to_take_all_has_more() -> None:
     index = ReadyIndex(most_a_lane=3)
     add(index, new_ids(4), lane=HIGH)
