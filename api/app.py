@@ -40,6 +40,7 @@ from api.health import Health
 from api.history_client import HistoryClient
 from api.issuer import Issuer, IssuerSettings
 from api.jobs import Jobs
+from api.lease_quotas import LeaseQuotas
 from api.leases import Leases
 from api.live_schedules import LiveSchedules
 from api.metrics import ApiMetrics
@@ -69,6 +70,7 @@ from schemas.codec import Codec
 PRODUCER: tuple[Role, ...] = ("producer",)
 WORKER: tuple[Role, ...] = ("worker",)
 OPERATOR: tuple[Role, ...] = ("operator",)
+ADMIN: tuple[Role, ...] = ("admin",)
 STEERING: tuple[Role, ...] = (*PRODUCER, *OPERATOR)
 EVERYONE: tuple[Role, ...] = (*PRODUCER, *WORKER, *OPERATOR)
 
@@ -130,7 +132,8 @@ class Api:
         self._watches: set[asyncio.Task[None]] = set()
         shards.on_added(self._add_shard)
         self.authenticator = Authenticator(shards.home, Issuer(settings.issuer) if settings.issuer else None)
-        self.leases = Leases(shards, self.index, self.poll, self.metrics, self.budgets.leases)
+        self.quotas = LeaseQuotas(shards.home)
+        self.leases = Leases(shards, self.index, self.poll, self.metrics, self.budgets.leases, self.quotas)
         ends = EndedAttempts(shards, self.history)
         self.outcomes = [
             (Outcomes(kind, shards, ends, self.metrics), single, batch)
@@ -206,6 +209,7 @@ class Api:
         """Reads hints, polls and watches outcomes inside; on the way out everything under way is finished first."""
         self.hints.start()
         self._watch(self.poll.run())
+        self._watch(self.quotas.follow())
         for number, pool in self._shards.pools.items():
             self._watch_shard(number, pool)
         try:
@@ -290,6 +294,9 @@ class Api:
         yield self._post("/v1/tenant/pause", queues.pause_tenant, nothing, OPERATOR, first_aid, queue_scope="whole")
         yield self._post("/v1/tenant/resume", queues.resume_tenant, nothing, OPERATOR, first_aid, queue_scope="whole")
         yield self._route("PATCH", "/v1/queues/{queue}", self.queues.change, http_operations.QueueSettings, OPERATOR)
+        yield self._route(
+            "PATCH", "/v1/tenant", queues.change_tenant, http_operations.TenantSettings, ADMIN, queue_scope="whole"
+        )
 
     def _get(
         self,

@@ -56,6 +56,11 @@ class Asked(NamedTuple):
     until: float
     remember_as: UUID | None
 
+    @property
+    def tenant(self) -> str:
+        """Whose call it is: all of its queues are this tenant's."""
+        return self.queues[0][0]
+
 
 @dataclass(slots=True, eq=False)
 class Claim:

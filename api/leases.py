@@ -1,14 +1,16 @@
 """The lease endpoints: a long-poll of one queue, or of several, that is answered as soon as one run is leased.
 
-One path: ids from the ready index, leased by primary key in group-committed transactions (api/claims.py). A client that
-hangs up leaves no lease behind, and a repeated request id gets the same runs.
+One path: ids from the ready index, as many as the tenant's quota allows (api/lease_quotas.py), leased by primary key in
+group-committed transactions (api/claims.py). A client that hangs up leaves no lease behind, and a repeated request id
+gets the same runs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from itertools import count as counting
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ from api.auth import require_queue
 from api.budgets import Budget
 from api.claims import Asked, Claims, HungUp, Popped, Watch
 from api.endpoints import Call
+from api.lease_quotas import InLine, LeaseQuotas, Quota
 from api.metrics import ApiMetrics
 from api.problems import Problem
 from api.ready_index import ReadyIndex, Waiter
@@ -53,12 +56,21 @@ class Leases:
     budget: of lease calls; those that wait for a run take nothing of it.
     """
 
-    def __init__(self, shards: Shards, index: ReadyIndex, poll: ReadyPoll, metrics: ApiMetrics, budget: Budget) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        index: ReadyIndex,
+        poll: ReadyPoll,
+        metrics: ApiMetrics,
+        budget: Budget,
+        quotas: LeaseQuotas,
+    ) -> None:
         self._shards = shards
         self._index = index
         self._poll = poll
         self._metrics = metrics
         self._budget = budget
+        self._quotas = quotas
         self._claims = Claims(shards, index, poll, metrics)
         self._answering: dict[UUID, asyncio.Future[None]] = {}
         self._waiting: set[Callable[[], None]] | None = set()  # None once closed
@@ -129,16 +141,69 @@ class Leases:
     async def _poll_until(self, asked: Asked, hung_up: Watch) -> Granted:
         """Leases of at least one run, or nothing once the wait is over. Raises HungUp with no lease left behind."""
         while True:
-            popped = self._pop(asked) or await self._wait(asked, hung_up)
+            quota, popped = await self._pop_within_quota(asked, hung_up)
             before = time.monotonic()
             if not popped:
                 return Granted([], before)
-            if leased := await self._claims.lease(asked, popped, hung_up):
+            unused = _count(popped)
+            try:
+                leased = await self._claims.lease(asked, popped, hung_up)
+                unused -= len(leased)
+            finally:
+                quota.give_back(unused)
+            if leased:
                 return Granted(leased, before)
 
-    def _pop(self, asked: Asked) -> Popped:
+    async def _pop_within_quota(self, asked: Asked, hung_up: Watch) -> tuple[Quota, Popped]:
+        """Due runs, a token of the tenant's for each; none when the time is up. Raises HungUp.
+
+        Tokens are not kept while runs are waited for, or those who wait on an idle queue would have all of them.
+        """
+        while True:
+            quota = self._quotas.of(asked.tenant)
+            tokens = quota.take(asked.body.max) or await self._stand_in_line(quota, asked, hung_up)
+            popped = self._pop(asked, tokens)
+            quota.give_back(tokens - _count(popped))
+            if popped or not tokens:
+                return quota, popped
+            handed = await self._wait(asked, hung_up)
+            quota = self._quotas.of(asked.tenant)
+            popped = self._keep(handed, quota.take(_count(handed)))
+            if popped or not handed:
+                return quota, popped
+
+    async def _stand_in_line(self, quota: Quota, asked: Asked, hung_up: Watch) -> int:
+        """Tokens, once it is the call's turn; 0 when the time is up. Raises HungUp."""
+        if self._waiting is None or asked.until <= time.monotonic():
+            return 0
+        self._metrics.lease_quota_waits.inc()
+        with self._alarm(asked.until - time.monotonic(), hung_up) as (woken, wake):
+            call = InLine(asked.body.max, wake)
+            quota.wait(call)
+            try:
+                with self._budget.aside():
+                    await woken
+                if hung_up.done():
+                    raise HungUp
+                return call.take()
+            finally:
+                quota.leave(call)
+
+    def _keep(self, handed: Popped, tokens: int) -> Popped:
+        """What there are tokens for; the rest goes back, and comes first again."""
+        kept = {}
+        for queue, runs in handed.items():
+            self._index.put_back(queue, runs[tokens:])
+            if tokens:
+                kept[queue] = runs[:tokens]
+            tokens -= len(runs[:tokens])
+        return kept
+
+    def _pop(self, asked: Asked, room: int) -> Popped:
         """Due runs, of one queue after the other. Calls begin with another one each: none starves behind a busy one."""
-        popped, room = {}, asked.body.max
+        if not room:
+            return {}
+        popped = {}
         first = next(self._turn) % len(asked.queues)
         for queue in (*asked.queues[first:], *asked.queues[:first]):
             if runs := self._index.pop(queue, room):
@@ -150,49 +215,54 @@ class Leases:
 
     async def _wait(self, asked: Asked, hung_up: Watch) -> Popped:
         """The next due runs of a queue; none when the time is up or the process stops. Raises HungUp."""
-        loop = asyncio.get_running_loop()
         left_s = asked.until - time.monotonic()
         patient = left_s > 0
         if self._waiting is None or not (patient or any(map(self._poll.may_look, asked.queues))):
             return {}
+        with self._alarm(left_s if patient else LOOK_S, hung_up) as (woken, wake):
+            waiter = Waiter(asked.queues, asked.body.max, wake, patient=patient)
+            self._index.wait(waiter)
+            for queue in waiter.queues:
+                self._poll.waiter_arrived(queue, patient=patient)
+            try:
+                with self._budget.aside():
+                    await woken
+                if hung_up.done():
+                    raise HungUp
+                runs = waiter.take()
+                return {waiter.queue: runs} if runs else {}
+            finally:
+                self._index.leave(waiter)
+
+    @contextmanager
+    def _alarm(self, within_s: float, hung_up: Watch) -> Iterator[tuple[asyncio.Future[None], Callable[[], None]]]:
+        """Something to wait for, and what ends the wait; so do the time, the client's leaving, the process's end."""
+        loop, waiting = asyncio.get_running_loop(), self._waiting
+        assert waiting is not None
         woken: asyncio.Future[None] = loop.create_future()
 
         def wake(_: object = None) -> None:
             if not woken.done():
                 woken.set_result(None)
 
-        waiter = Waiter(asked.queues, asked.body.max, wake, patient=patient)
-        timer = loop.call_at(_end(loop.time() + left_s, left_s) if patient else loop.time() + LOOK_S, wake)
+        timer = loop.call_at(_end(loop.time() + within_s, within_s), wake)
         hung_up.add_done_callback(wake)
-        self._enter(waiter)
+        waiting.add(wake)
         try:
-            with self._budget.aside():
-                await woken
-            if hung_up.done():
-                raise HungUp
-            runs = waiter.take()
-            return {waiter.queue: runs} if runs else {}
+            yield woken, wake
         finally:
             timer.cancel()
             hung_up.remove_done_callback(wake)
-            self._leave(waiter)
-
-    def _enter(self, waiter: Waiter) -> None:
-        assert self._waiting is not None
-        self._waiting.add(waiter.wake)
-        self._index.wait(waiter)
-        for queue in waiter.queues:
-            self._poll.waiter_arrived(queue, patient=waiter.patient)
-
-    def _leave(self, waiter: Waiter) -> None:
-        if self._waiting is not None:
-            self._waiting.discard(waiter.wake)
-        self._index.leave(waiter)
+            waiting.discard(wake)
 
 
 def _end(until: float, left_s: float) -> float:
     """When to end a wait that may last until then, by the loop's clock."""
     return until - until % END_TOGETHER_S if left_s >= LONG_WAIT_S else until
+
+
+def _count(popped: Popped) -> int:
+    return sum(map(len, popped.values()))
 
 
 def _told(run: LeasedRun) -> http.LeasedRun:

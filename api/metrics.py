@@ -44,6 +44,7 @@ MEASURES = (
     Measure("undecodable_hints", "counter", "Records of the ready topic that are no hints."),
     Measure("ready_polls", "counter", "Looks into the ledger for due runs that no hint told."),
     Measure("polled_runs", "counter", "Due runs that those looks found and the index did not know."),
+    Measure("lease_quota_waits", "counter", "Waits of lease calls for their tenant's quota."),
     Measure("long_polls_waiting", "gauge", "Lease calls that wait for a run."),
     Measure("ready_index_runs", "gauge", "Run ids in the ready index."),
     Measure("ready_index_dropped", "counter", "Run ids that did not fit into the ready index."),
@@ -141,6 +142,7 @@ class ApiMetrics:
     long_polls_waiting: Gauge
     ready_index_runs: Gauge
     ready_index_dropped: Counter
+    lease_quota_waits: Counter
     commit_batch_runs: Distributions
     ledger_up: Gauge
     unowned_partitions: Gauge

@@ -1,4 +1,4 @@
-"""Queues and the tenant as a whole: how much waits, settings, and pauses, during which nothing of theirs is leased.
+"""Queues and the tenant as a whole: how much waits, settings and limits, and pauses, while which nothing is leased.
 
 Waiting runs stay where they are and go on from there; what is leased is not touched. Settings and pauses are written to
 every shard, home first, since its own statements heed them; what they are is read from home.
@@ -22,6 +22,7 @@ from ledger.pauses import (
 )
 from ledger.queue_settings import read_queue_settings, set_rate
 from ledger.shards import Shards
+from ledger.tenant_limits import NO_LIMITS, read_limits, set_limits
 from ledger.tokens import Identity
 from schemas import http_operations as http
 from schemas.http import NoBody
@@ -67,6 +68,18 @@ class Queues:
         """Show the tenant: its pause, and its paused queues."""
         return await self._tenant_view(call.identity)
 
+    async def change_tenant(self, call: Call[http.TenantSettings]) -> http.TenantView:
+        """PATCH /v1/tenant. Every API process follows within seconds: see api/lease_quotas.py."""
+        _require_all_queues(call.identity)
+        identity, named = (
+            call.identity,
+            {"leases_per_s": call.body.leases_per_second, "lease_burst": call.body.lease_burst},
+        )
+        changes = {limit: value for limit, value in named.items() if value is not UNSET}
+        if changes:
+            await self._shards.tell_all(lambda conn: set_limits(conn, identity.tenant, changes, identity.token_id))
+        return await self._tenant_view(identity)
+
     async def pause_tenant(self, call: Call[NoBody]) -> http.TenantView:
         """Lease nothing of the whole tenant until it is resumed."""
         identity = call.identity
@@ -99,6 +112,7 @@ class Queues:
         """The paused queues are those that the token may see."""
         async with session(self._shards.home) as conn:
             pauses = await list_pauses(conn, identity.tenant)
+            limits = (await read_limits(conn)).get(identity.tenant, NO_LIMITS)
         whole = _of(pauses, None)
         queues = [pause.queue for pause in pauses if pause.queue is not None]
         return http.TenantView(
@@ -106,6 +120,8 @@ class Queues:
             paused=whole is not None,
             paused_at=whole and whole.paused_at,
             paused_queues=sorted(queue for queue in queues if identity.queues is None or queue in identity.queues),
+            leases_per_second=limits.leases_per_s,
+            lease_burst=limits.lease_burst,
         )
 
 

@@ -250,6 +250,29 @@ CREATE TABLE queue_settings (
     PRIMARY KEY (tenant, queue)
 );
 
+-- What administrators have set of a tenant, told to every shard; a tenant without a row has no limit.
+CREATE TABLE tenant_limits (
+    tenant       text PRIMARY KEY,
+    leases_per_s float8 CONSTRAINT tenant_limits_leases CHECK (leases_per_s > 0 AND leases_per_s <= 1000000), -- NULL: any
+    lease_burst  int CONSTRAINT tenant_limits_burst CHECK (lease_burst > 0), -- NULL: those of a second
+    max_pending  int CONSTRAINT tenant_limits_pending CHECK (max_pending > 0), -- from how many on no job is created; NULL: any
+    set_at       timestamptz NOT NULL DEFAULT now(),
+    set_by       text NOT NULL                     -- the token's id
+);
+
+-- How many runs this shard has of each tenant with a max_pending, counted now and then.
+CREATE TABLE pending_counts (
+    tenant     text PRIMARY KEY,
+    runs       bigint NOT NULL,
+    counted_at timestamptz NOT NULL
+);
+
+-- Home alone: the API processes that share out what tenants may lease, while there is such a limit.
+CREATE TABLE api_instances (
+    instance uuid PRIMARY KEY,                     -- never reused: a restarted process is another one
+    seen_at  timestamptz NOT NULL
+) WITH (fillfactor = 50);
+
 -- Who took a partition over when: for telling why a run waited, and whether events tell all since an owner's epoch.
 CREATE TABLE takeovers (
     partition       int NOT NULL,

@@ -14,6 +14,7 @@ from ledger.pauses import list_pauses, pause_queue, resume_queue
 from ledger.queue_settings import read_queue_settings, set_rate
 from ledger.shard_map import add_shard, init_alone
 from ledger.shards import open_shards
+from ledger.tenant_limits import TenantLimits, read_limits, set_limits
 from schemas.errors import LedgerMismatch
 from tests.ledger.moving import holders, relaying, silent
 from tests.ledger_fixtures import PARTITIONS, Database
@@ -40,6 +41,7 @@ async def test_a_new_shard_knows_what_all_are_told_and_is_found_by_who_is_runnin
             await pause_queue(conn, "acme", "over", "me")
             await resume_queue(conn, "acme", "over", "me")
             await set_rate(conn, "acme", "mail", 5.0, "me")
+            await set_limits(conn, "acme", {"leases_per_s": 7.0}, "me")
             async with await psycopg.AsyncConnection.connect(another_ledger_dsn, autocommit=True) as new:
                 for _ in range(2):  # again changes nothing
                     assert await add_shard(conn, another_ledger_dsn, new) == 1
@@ -53,6 +55,7 @@ async def test_a_new_shard_knows_what_all_are_told_and_is_found_by_who_is_runnin
         assert {pause.queue: pause.resumed_at for pause in home} == {pause.queue: pause.resumed_at for pause in new_one}
         async with session(shards.pools[1]) as conn:
             assert (await read_queue_settings(conn, "acme", "mail")).rate_per_s == 5.0
+            assert await read_limits(conn) == {"acme": TenantLimits(leases_per_s=7.0)}
         async with relaying(shards):
             await move_partition(shards, PARTITION, 1, silent)
             assert await holders(shards, PARTITION) == [1]

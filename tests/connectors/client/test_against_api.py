@@ -394,6 +394,9 @@ async def test_a_job_is_edited_backfilled_and_its_queue_paused(clients: Clients,
         assert (await client.set_queue("mail", rate_per_second=50)).rate_per_second == 50
         assert (await client.set_queue("mail")).rate_per_second == (await client.queue("mail")).rate_per_second == 50
         assert (await client.set_queue("mail", rate_per_second=None)).rate_per_second is None
+        assert (await client.set_tenant(leases_per_second=1_000, lease_burst=50)).lease_burst == 50
+        assert (await client.set_tenant(lease_burst=None)).leases_per_second == 1_000
+        assert (await client.set_tenant(leases_per_second=None)).leases_per_second is None
         assert (await client.tenant()).paused_queues == []
 
 

@@ -174,6 +174,9 @@ def test_dead_replay_goes_on_page_by_page_at_its_pace(server: ScriptedServer) ->
         (["queues", "pause", "mail"], ("POST", "/v1/queues/mail/pause", None)),
         (["queues", "resume", "mail"], ("POST", "/v1/queues/mail/resume", None)),
         (["tenant", "show"], ("GET", "/v1/tenant", None)),
+        (["tenant", "set", "--leases", "50"], ("PATCH", "/v1/tenant", {"leasesPerSecond": 50.0})),
+        (["tenant", "set", "--burst", "9"], ("PATCH", "/v1/tenant", {"leaseBurst": 9})),
+        (["tenant", "set", "--no-leases"], ("PATCH", "/v1/tenant", {"leasesPerSecond": None, "leaseBurst": None})),
         (["tenant", "pause"], ("POST", "/v1/tenant/pause", None)),
         (["tenant", "resume"], ("POST", "/v1/tenant/resume", None)),
     ],
@@ -194,6 +197,13 @@ def test_a_rate_that_is_unclear_is_refused_before_anything_is_asked(server: Scri
     assert "--rate" in result.stderr
 
 
+@pytest.mark.parametrize("args", [[], ["--leases", "5", "--no-leases"], ["--leases", "0"], ["--burst", "0"]])
+def test_a_limit_that_is_unclear_is_refused_before_anything_is_asked(server: ScriptedServer, args: list[str]) -> None:
+    result = fencepost("tenant", "set", *args, url=server.url)
+    assert (result.exit_code, server.asked) == (2, [])
+    assert "--" in result.stderr
+
+
 @pytest.mark.parametrize("args", [["jobs", "update"], ["jobs", "backfill"], ["runs", "cancel"], ["runs", "replay"]])
 def test_an_id_that_is_none_is_refused_before_anything_is_asked(server: ScriptedServer, args: list[str]) -> None:
     result = fencepost(*args, "abc", url=server.url)
@@ -205,7 +215,7 @@ def test_an_id_that_is_none_is_refused_before_anything_is_asked(server: Scripted
     [
         *(["jobs", "create"], ["jobs", "update"], ["jobs", "backfill"], ["runs", "cancel"], ["runs", "replay"]),
         *(["dead", "list"], ["dead", "replay"], ["queues", "show"], ["queues", "pause"], ["queues", "resume"]),
-        *(["queues", "set"], ["tenant", "show"], ["tenant", "pause"], ["tenant", "resume"]),
+        *(["queues", "set"], ["tenant", "set"], ["tenant", "show"], ["tenant", "pause"], ["tenant", "resume"]),
     ],
 )
 def test_help_has_an_example(args: list[str]) -> None:

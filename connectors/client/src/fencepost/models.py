@@ -178,12 +178,18 @@ class Queue(Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class Tenant(Struct, rename="camel", kw_only=True, frozen=True):
-    """paused_queues: those that are paused by themselves."""
+    """paused_queues: those that are paused by themselves.
+
+    leases_per_second: how many runs its workers may lease, over all queues; None: as many as they like.
+    lease_burst: how many at once after a while without any; None: those of a second.
+    """
 
     tenant: str
     paused: bool
     paused_at: datetime | None = None
     paused_queues: list[str] = []
+    leases_per_second: float | None = None
+    lease_burst: int | None = None
 
 
 class PreviewedFire(Struct, rename="camel", kw_only=True, frozen=True):

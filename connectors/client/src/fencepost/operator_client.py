@@ -1,4 +1,4 @@
-"""What operators do by HTTP: dead letters, settings of queues, and pauses of queues and of the tenant."""
+"""What operators do by HTTP: dead letters, settings of queues and of the tenant, and pauses of both."""
 
 from __future__ import annotations
 
@@ -84,8 +84,23 @@ class OperatorClient(BaseClient):
         return await self._post(f"{_queue_path(queue)}/resume", Queue)
 
     async def tenant(self) -> Tenant:
-        """The token's tenant, and what of it is paused."""
+        """The token's tenant, its limits, and what of it is paused."""
         return await self._get("/v1/tenant", Tenant)
+
+    async def set_tenant(
+        self,
+        *,
+        leases_per_second: float | UnsetType | None = UNSET,
+        lease_burst: int | UnsetType | None = UNSET,
+    ) -> Tenant:
+        """Change limits of the tenant, by an admin's token; what is not given stays.
+
+        leases_per_second: how many runs its workers may lease, above 0 and at most 1,000,000; None: no limit.
+        lease_burst: how many at once after a while without any; None: those of a second. Raises InvalidInput.
+        """
+        named = {"leasesPerSecond": leases_per_second, "leaseBurst": lease_burst}
+        body = {name: value for name, value in named.items() if value is not UNSET}
+        return decoded((await self._calls.call("PATCH", "/v1/tenant", body)).body, Tenant)
 
     async def pause_tenant(self) -> Tenant:
         """Have nothing of the tenant leased."""

@@ -85,6 +85,7 @@ class SyncClient:
     pause_queue = _blocking(FencepostClient.pause_queue)
     resume_queue = _blocking(FencepostClient.resume_queue)
     tenant = _blocking(FencepostClient.tenant)
+    set_tenant = _blocking(FencepostClient.set_tenant)
     pause_tenant = _blocking(FencepostClient.pause_tenant)
     resume_tenant = _blocking(FencepostClient.resume_tenant)
     whoami = _blocking(FencepostClient.whoami)

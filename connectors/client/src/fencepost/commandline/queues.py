@@ -1,6 +1,8 @@
-"""`fencepost queues …` and `fencepost tenant …`: what waits, settings, and pauses."""
+"""`fencepost queues …` and `fencepost tenant …`: what waits, settings, limits, and pauses."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
@@ -83,14 +85,14 @@ def resume(connection: Connection, queue: str, as_json: bool) -> None:
 
 @click.group()
 def tenant() -> None:
-    """Look at the token's tenant, pause and resume it as a whole."""
+    """Look at the token's tenant, set its limits, pause and resume it as a whole."""
 
 
 @tenant.command("show")
 @json_option
 @pass_connection
 def show_tenant(connection: Connection, as_json: bool) -> None:
-    """Show what is paused.
+    """Show the limits, and what is paused.
 
     \b
     Example
@@ -98,6 +100,35 @@ def show_tenant(connection: Connection, as_json: bool) -> None:
     """
     with connection.client() as client:
         print_fields(client.tenant(), as_json)
+
+
+@tenant.command("set")
+@click.option("--leases", type=click.FloatRange(0, 1_000_000, min_open=True), metavar="RUNS", help="Leases a second.")
+@click.option("--burst", type=click.IntRange(1, 1_000_000), metavar="RUNS", help="Leases at once, after a while.")
+@click.option("--no-leases", is_flag=True, help="No limit of leases any more.")
+@json_option
+@pass_connection
+def set_tenant(connection: Connection, leases: float | None, burst: int | None, no_leases: bool, as_json: bool) -> None:
+    """Set how many runs the tenant's workers may lease a second, over all of its queues; with an admin's token.
+
+    Whoever asks for more waits, and gets fewer at a time. It holds within seconds. Without --burst that stays as it is:
+    as many as in a second, unless it was ever set.
+
+    \b
+    Examples
+      fencepost tenant set --leases 100 --burst 300
+      fencepost tenant set --no-leases
+    """
+    if no_leases and leases is not None:
+        raise click.UsageError("give either --leases or --no-leases")
+    if not no_leases and leases is None and burst is None:
+        raise click.UsageError("give --leases, --burst or --no-leases")
+    changes: dict[str, Any] = {"leases_per_second": leases, "lease_burst": burst}
+    named = {name: value for name, value in changes.items() if value is not None}
+    if no_leases:
+        named |= {"leases_per_second": None, "lease_burst": burst}
+    with connection.client() as client:
+        print_fields(client.set_tenant(**named), as_json)
 
 
 @tenant.command("pause")
