@@ -18,12 +18,12 @@ from api.command_outcomes import CommandOutcomes
 from api.command_producer import CommandProducer
 from api.endpoints import Call
 from api.problems import Problem, invalid, not_found
-from ledger.commands import APPLIED, UNCHANGED, Outcome, note_keyed_command, read_outcomes
+from ledger.commands import APPLIED, UNCHANGED, Outcome, forget_outcome, note_keyed_command, read_outcomes
 from ledger.connection import session
 from ledger.shards import MOVES_WITHIN_S, Shards
 from ledger.tokens import Identity
 from schemas.commands import Command
-from schemas.errors import JobConflict, JobUnknown, NotOnThisShard
+from schemas.errors import JobConflict, JobUnknown, NotOnThisShard, TooManyPending
 from schemas.ids import idempotent_id, new_id
 
 APPLIED_WITHIN_S = 2.0
@@ -31,6 +31,7 @@ LOOK_FOR_OUTCOME_S = 0.5
 KEY_MAX_CHARS = 200
 KEY_HEADER = "Idempotency-Key"
 SENT_TOGETHER = 250
+FULL_FOR_S = 2.0  # owners count what is pending that often
 
 
 class CommandCalls:
@@ -52,18 +53,30 @@ class CommandCalls:
         self._outcomes = outcomes
         self._applied_within_s = applied_within_s
         self._budget = budget
+        self._full_until: dict[str, float] = {}
 
     async def apply(self, command: Command) -> Outcome | None:
         """Send the command; its outcome, or None when that is not to be seen in time.
 
-        Raises KafkaUnavailable, or what the owner rejected the command for.
+        Raises KafkaUnavailable, or what the owner rejected the command for; of a tenant that has too many runs, Problem
+        429, the same command may then come again.
         """
         with self._budget.aside():
             await self._producer.send(command)
             outcome = await self._outcome(command)
+        if outcome is not None and outcome.outcome == TooManyPending.code:
+            self._full_until[command.tenant] = time.monotonic() + FULL_FOR_S
+            async with session(self._shards.of_job(command.job_id)) as conn:
+                await forget_outcome(conn, outcome)
         if outcome is not None and outcome.outcome not in (APPLIED, UNCHANGED):
             raise _rejection(outcome)
         return outcome
+
+    def require_room(self, tenant: str) -> None:
+        """Raises Problem 429 when a creation of the tenant's was rejected just before, since it has too many runs."""
+        if (left_s := self._full_until.get(tenant, 0.0) - time.monotonic()) > 0:
+            raise _too_many_pending(left_s)
+        self._full_until.pop(tenant, None)
 
     async def apply_all(self, commands: Sequence[Command]) -> list[Outcome | None]:
         """Send many commands; their outcomes in the same order, rejections among them. Raises KafkaUnavailable.
@@ -149,6 +162,13 @@ def _rejection(outcome: Outcome) -> Problem:
     detail = outcome.detail or outcome.outcome
     if outcome.outcome == JobUnknown.code:
         return not_found("job")
+    if outcome.outcome == TooManyPending.code:
+        return _too_many_pending(FULL_FOR_S)
     if outcome.outcome == JobConflict.code:
         return Problem(409, detail, field=outcome.field if outcome.field == "ifVersion" else KEY_HEADER)
     return Problem(422, detail, field=outcome.field)
+
+
+def _too_many_pending(retry_after_s: float) -> Problem:
+    detail = "the tenant has as many runs that wait or are leased as it may have; an administrator sets how many"
+    return Problem(429, detail, retry_after_s=retry_after_s)

@@ -59,6 +59,7 @@ class Jobs:
         spec = job_spec(call.body, job_id, new_at=issued_at)
         if key and (job := await self._find(identity, job_id)):
             return _created(_same_job(job, spec))
+        self._commands.require_room(identity.tenant)
         command_id = command_id_of(identity, key, "create", job_id)
         command = CreateJob(
             command_id=command_id,

@@ -22,7 +22,7 @@ from ledger.pauses import (
 )
 from ledger.queue_settings import read_queue_settings, set_rate
 from ledger.shards import Shards
-from ledger.tenant_limits import NO_LIMITS, read_limits, set_limits
+from ledger.tenant_limits import NO_LIMITS, TenantLimits, read_limits, set_limits
 from ledger.tokens import Identity
 from schemas import http_operations as http
 from schemas.http import NoBody
@@ -69,13 +69,11 @@ class Queues:
         return await self._tenant_view(call.identity)
 
     async def change_tenant(self, call: Call[http.TenantSettings]) -> http.TenantView:
-        """PATCH /v1/tenant. Every API process follows within seconds: see api/lease_quotas.py."""
+        """PATCH /v1/tenant. All processes follow within seconds: see api/lease_quotas.py, streams/pending_caps.py."""
         _require_all_queues(call.identity)
-        identity, named = (
-            call.identity,
-            {"leases_per_s": call.body.leases_per_second, "lease_burst": call.body.lease_burst},
-        )
-        changes = {limit: value for limit, value in named.items() if value is not UNSET}
+        identity, body = call.identity, call.body
+        named = TenantLimits(body.leases_per_second, body.lease_burst, body.max_pending_runs)  # type: ignore[arg-type]
+        changes = {limit: value for limit, value in named._asdict().items() if value is not UNSET}
         if changes:
             await self._shards.tell_all(lambda conn: set_limits(conn, identity.tenant, changes, identity.token_id))
         return await self._tenant_view(identity)
@@ -122,6 +120,7 @@ class Queues:
             paused_queues=sorted(queue for queue in queues if identity.queues is None or queue in identity.queues),
             leases_per_second=limits.leases_per_s,
             lease_burst=limits.lease_burst,
+            max_pending_runs=limits.max_pending,
         )
 
 

@@ -68,6 +68,14 @@ async def note_keyed_command(pool: Pool, partition: int, command_id: UUID, diges
     return bool(row[0] == digest)
 
 
+FORGET_OUTCOME = "DELETE FROM applied_commands WHERE command_id = %s AND outcome = %s"
+
+
+async def forget_outcome(conn: Connection, outcome: Outcome) -> None:
+    """A command that was rejected for the moment only: it may come again under the same id, from a caller's key."""
+    await conn.execute(FORGET_OUTCOME, (outcome.command_id, outcome.outcome))
+
+
 FORGOTTEN_AT_ONCE = 10_000
 
 # A few at a time, by age: there may be a hundred million, and a statement that looked at all of them would take longer

@@ -260,13 +260,6 @@ CREATE TABLE tenant_limits (
     set_by       text NOT NULL                     -- the token's id
 );
 
--- How many runs this shard has of each tenant with a max_pending, counted now and then.
-CREATE TABLE pending_counts (
-    tenant     text PRIMARY KEY,
-    runs       bigint NOT NULL,
-    counted_at timestamptz NOT NULL
-);
-
 -- Home alone: the API processes that share out what tenants may lease, while there is such a limit.
 CREATE TABLE api_instances (
     instance uuid PRIMARY KEY,                     -- never reused: a restarted process is another one

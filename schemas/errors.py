@@ -113,6 +113,12 @@ class JobConflict(CommandRejected):
     code = "job_conflict"
 
 
+class TooManyPending(CommandRejected):
+    """A create of a tenant that has as many runs as it may; the same may succeed later, as another command."""
+
+    code = "too_many_pending"
+
+
 class QueryRejected(CommandRejected):
     """A query of the history that is not one allowed SELECT, or that took too long."""
 

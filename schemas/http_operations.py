@@ -179,15 +179,17 @@ class TenantSettings(Request):
     """PATCH /v1/tenant: what is named changes, the rest stays. null: back to no limit.
 
     leases_per_second: how many runs its workers may lease, over all of its queues. lease_burst: how many at once after
-    a while without any; null: those of a second.
+    a while without any; null: those of a second. max_pending_runs: from how many on, waiting and leased ones, no job is
+    created.
     """
 
     leases_per_second: Annotated[float, Meta(gt=0, le=1_000_000)] | UnsetType | None = UNSET
     lease_burst: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType | None = UNSET
+    max_pending_runs: Annotated[int, Meta(ge=1, le=1_000_000_000)] | UnsetType | None = UNSET
 
 
 class TenantView(Answer, kw_only=True):
-    """leases_per_second, lease_burst: as they were set; None: no limit."""
+    """leases_per_second, lease_burst, max_pending_runs: as they were set; None: no limit."""
 
     tenant: str
     paused: bool
@@ -195,3 +197,4 @@ class TenantView(Answer, kw_only=True):
     paused_queues: list[str]
     leases_per_second: float | None
     lease_burst: int | None
+    max_pending_runs: int | None

@@ -21,7 +21,9 @@ from schemas.errors import CommandRejected, EpochLost, TryAgain
 from schemas.events import Event
 from schemas.ids import partition_of_job
 from streams.command_batch import apply_commands
+from streams.effects import Effects
 from streams.metrics import APPLY_SECONDS, COMMANDS_APPLIED
+from streams.pending_caps import PendingCaps
 from streams.rejections import CommandReturns, RawCommand, Rejection, Stray
 
 log = logging.getLogger(__name__)
@@ -42,10 +44,19 @@ class Broken(CommandRejected):
 
 
 class CommandApplier:
-    """Applies records of one partition under one fence."""
+    """Applies records of one partition under one fence. caps: None where no tenant has one."""
 
-    def __init__(self, fence: Fence, pool: Pool, returns: CommandReturns, codec: Codec, partitions: int) -> None:
+    def __init__(
+        self,
+        fence: Fence,
+        pool: Pool,
+        returns: CommandReturns,
+        codec: Codec,
+        partitions: int,
+        caps: PendingCaps | None = None,
+    ) -> None:
         self._fence, self._pool, self._returns, self._codec, self._partitions = fence, pool, returns, codec, partitions
+        self._caps = caps or PendingCaps()
 
     async def apply(self, records: Sequence[RawCommand]) -> list[Event]:
         """Apply records in order, in one transaction; returns the events for the owner's memory.
@@ -75,7 +86,9 @@ class CommandApplier:
                 async with owner_transaction(self._pool, self._fence) as tx:
                     if record.offset < tx.consumed_offset:
                         return []
-                    events += await self._apply_commands(tx, [each], rejections)
+                    effects = await self._apply_commands(tx, [each], rejections)
+                self._caps.created(effects.created)
+                events += effects.events
             except (TryAgain, EpochLost):
                 raise
             except Exception as error:
@@ -101,23 +114,26 @@ class CommandApplier:
             if not fresh:
                 return []
             delivered, rejections = decode(self._codec, fresh)
-            events = await self._apply_commands(tx, delivered, rejections)
+            effects = await self._apply_commands(tx, delivered, rejections)
             await self._returns.reject(rejections)
             await advance_offset(tx, fresh[-1].offset + 1)
-        return events
+        self._caps.created(effects.created)
+        return effects.events
 
     async def _apply_commands(
         self, tx: OwnerTransaction, delivered: list[Delivered], rejections: list[Rejection]
-    ) -> list[Event]:
+    ) -> Effects:
         """Apply what is ours and new; what is rejected is added to `rejections`."""
         delivered = await self._forward_strays(delivered)
         delivered = await _without_repeated(tx, delivered)
-        effects = await apply_commands(tx, [each.command for each in delivered])
+        effects = await apply_commands(
+            tx, [each.command for each in delivered], self._caps if self._caps.any_set() else None
+        )
         for each in delivered:
             if error := effects.rejected.get(each.command.command_id):
                 rejections.append(Rejection(each.raw, error, each.place, str(each.command.command_id)))
         COMMANDS_APPLIED.inc(len(effects.outcomes) - len(effects.rejected))
-        return effects.events
+        return effects
 
     async def _forward_strays(self, delivered: list[Delivered]) -> list[Delivered]:
         """Send what came to the wrong partition to its own; its id keeps a second forwarding harmless."""

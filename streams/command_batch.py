@@ -28,9 +28,11 @@ from schemas.commands import (
     TriggerJob,
     UpdateJob,
 )
+from schemas.errors import TooManyPending
 from schemas.ids import partition_of_run
 from streams import job_commands, run_commands
 from streams.effects import Effects, Jobs
+from streams.pending_caps import PendingCaps
 
 _Applier = Callable[[OwnerTransaction, Sequence[Any], Jobs, Effects], Coroutine[Any, Any, None]]
 APPLIERS: dict[type[Command], _Applier] = {
@@ -58,17 +60,19 @@ ACTIONS: dict[type[Command], str] = {
 }
 
 
-async def apply_commands(tx: OwnerTransaction, commands: Sequence[Command]) -> Effects:
+async def apply_commands(tx: OwnerTransaction, commands: Sequence[Command], caps: PendingCaps | None = None) -> Effects:
     """Apply commands of the transaction's partition, in order; nothing of a rejected one is written.
 
-    commands: with distinct ids, none of them applied before. Raises EpochLost, LedgerUnavailable.
+    commands: with distinct ids, none of them applied before. caps: where some tenant has one; the caller tells them of
+    what was created once it is committed. Raises EpochLost, LedgerUnavailable.
     """
     effects = Effects()
     await _lock(tx, commands)
     for wave in waves(commands):
         jobs = await read_jobs(tx.conn, [command.job_id for command in wave])
+        may = [command for command in wave if _has_room(command, jobs, caps, effects)] if caps else wave
         for kind, apply in APPLIERS.items():
-            if members := [command for command in wave if type(command) is kind]:
+            if members := [command for command in may if type(command) is kind]:
                 await apply(tx, members, jobs, effects)
     if effects.outcomes:
         await record_outcomes(tx, effects.outcomes)
@@ -84,6 +88,17 @@ def changes_of(commands: Iterable[Command], effects: Effects) -> Iterator[Change
         if command.issued_by is not None and command.command_id in applied:
             subject = command.run_id if isinstance(command, CancelRun | ReplayRun) else command.job_id
             yield Change(ACTIONS[type(command)], command.tenant, command.issued_by, str(subject))
+
+
+def _has_room(command: Command, jobs: Jobs, caps: PendingCaps, effects: Effects) -> bool:
+    """Whether the tenant may have another job, if the command makes one; else it is rejected."""
+    if not isinstance(command, CreateJob) or command.job_id in jobs:
+        return True
+    if effects.created[command.tenant] >= caps.room(command.tenant):
+        effects.reject(command, TooManyPending("the tenant has as many runs that wait or are leased as it may have"))
+        return False
+    effects.created[command.tenant] += 1
+    return True
 
 
 async def _lock(tx: OwnerTransaction, commands: Sequence[Command]) -> None:

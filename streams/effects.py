@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,9 +24,10 @@ Jobs = dict[UUID, Job]
 
 @dataclass(slots=True)
 class Effects:
-    """What a batch did: events for the timing state, and what became of each command."""
+    """What a batch did: events for the timing state, what became of each command, and jobs created by tenant."""
 
     events: list[Event] = field(default_factory=list)
+    created: Counter[str] = field(default_factory=Counter)
     outcomes: list[Outcome] = field(default_factory=list)
     rejected: dict[UUID, CommandRejected] = field(default_factory=dict)
 

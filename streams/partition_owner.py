@@ -76,7 +76,9 @@ class PartitionOwner:
         self._around, self._on_lost = around, on_lost
         self._folder = folder_of(around.state_folder, self.fence.partition)
         self._memory = PartitionMemory(self._folder)
-        self._applier = CommandApplier(self.fence, around.pool, around.returns, around.codec, around.partitions)
+        self._applier = CommandApplier(
+            self.fence, around.pool, around.returns, around.codec, around.partitions, around.caps
+        )
         self._admissions = AdmissionQueue()
         self.decider = Decider(
             takeover, around, self._memory,

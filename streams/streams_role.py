@@ -28,6 +28,7 @@ from streams.missed_events import MissedEvents
 from streams.owners_group import until_empty
 from streams.ownership import Ownership
 from streams.partition_owner import PartitionOwner
+from streams.pending_caps import keep_caps
 from streams.pulse import pulse
 from streams.queue_rates import QueueRates, keep_rates
 from streams.ready_hints import ReadyHints
@@ -145,6 +146,7 @@ async def _keep_time(
         await around.begin()
     for task in (
         timekeeper.run(), clock.follow(pool, pulse), keep_rates(rates, pool), keep_decided_through(pool, owners),
+        keep_caps(around.caps, pool, around.rate_share),
     ):  # fmt: skip
         stack.push_async_callback(_cancel, asyncio.create_task(_or_crash(task, crash)))
     return around

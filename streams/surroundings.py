@@ -12,6 +12,7 @@ from ledger.connection import Pool
 from schemas.codec import Codec
 from streams.decision_rounds import DecisionRounds
 from streams.missed_events import Fold
+from streams.pending_caps import PendingCaps
 from streams.queue_rates import QueueRates
 from streams.ready_hints import ReadyHints
 from streams.rejections import CommandReturns
@@ -50,9 +51,11 @@ class Surroundings:
     sweep_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     reconcile_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     rates: QueueRates = field(default_factory=QueueRates)
-    rate_share: Callable[[], float] = lambda: 1.0  # of a queue's rate that is this shard's
+    caps: PendingCaps = field(default_factory=PendingCaps)
+    rate_share: Callable[[], float] = lambda: 1.0  # of a queue's rate, and of a tenant's cap, that is this shard's
 
     async def begin(self) -> None:
         """Read what no owner can begin without. Raises LedgerUnavailable."""
         await self.clock.begin(self.pool)
         await self.rates.read(self.pool)
+        await self.caps.read(self.pool, self.rate_share())

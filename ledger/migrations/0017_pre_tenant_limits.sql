@@ -8,12 +8,6 @@ CREATE TABLE tenant_limits (
     set_by       text NOT NULL
 );
 
-CREATE TABLE pending_counts (
-    tenant     text PRIMARY KEY,
-    runs       bigint NOT NULL,
-    counted_at timestamptz NOT NULL
-);
-
 CREATE TABLE api_instances (
     instance uuid PRIMARY KEY,
     seen_at  timestamptz NOT NULL

@@ -21,6 +21,7 @@ from schemas.codec import Codec
 from schemas.commands import LANES, JobSpec, definition_json
 from schemas.ids import new_id, partition_of_job, partition_of_run, run_id_for
 from streams.command_applier import CommandApplier
+from streams.pending_caps import PendingCaps
 from streams.rejections import CommandReturns, RawCommand
 from streams.topics import Topics
 from tests.ledger_fixtures import PARTITIONS
@@ -37,6 +38,7 @@ class Owner:
         self._topics = topics
         self._codec = Codec()
         self.fences: dict[int, Fence] = {}
+        self.caps = PendingCaps()
 
     async def take_over_all(self) -> None:
         takeovers = await asyncio.gather(
@@ -126,7 +128,7 @@ class Owner:
     async def _apply_all(self, consumer: Consumer) -> None:
         returns = CommandReturns(self._bootstrap, self._topics.commands, self._topics.rejected, self._codec)
         appliers = {
-            partition: CommandApplier(fence, self._shards.of(partition), returns, self._codec, PARTITIONS)
+            partition: CommandApplier(fence, self._shards.of(partition), returns, self._codec, PARTITIONS, self.caps)
             for partition, fence in self.fences.items()
         }
         while True:

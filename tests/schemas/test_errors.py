@@ -61,6 +61,7 @@ def test_the_codes_of_rejections_stay_what_they_are() -> None:
         "JobUnknown": "job_unknown",
         "ForeignTenant": "tenant_forbidden",
         "JobConflict": "job_conflict",
+        "TooManyPending": "too_many_pending",
         "RunUnknown": "run_unknown",
         "QueryRejected": "query_rejected",
     }

@@ -176,6 +176,8 @@ def test_dead_replay_goes_on_page_by_page_at_its_pace(server: ScriptedServer) ->
         (["tenant", "show"], ("GET", "/v1/tenant", None)),
         (["tenant", "set", "--leases", "50"], ("PATCH", "/v1/tenant", {"leasesPerSecond": 50.0})),
         (["tenant", "set", "--burst", "9"], ("PATCH", "/v1/tenant", {"leaseBurst": 9})),
+        (["tenant", "set", "--pending", "9"], ("PATCH", "/v1/tenant", {"maxPendingRuns": 9})),
+        (["tenant", "set", "--no-pending"], ("PATCH", "/v1/tenant", {"maxPendingRuns": None})),
         (["tenant", "set", "--no-leases"], ("PATCH", "/v1/tenant", {"leasesPerSecond": None, "leaseBurst": None})),
         (["tenant", "pause"], ("POST", "/v1/tenant/pause", None)),
         (["tenant", "resume"], ("POST", "/v1/tenant/resume", None)),

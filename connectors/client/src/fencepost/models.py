@@ -182,6 +182,7 @@ class Tenant(Struct, rename="camel", kw_only=True, frozen=True):
 
     leases_per_second: how many runs its workers may lease, over all queues; None: as many as they like.
     lease_burst: how many at once after a while without any; None: those of a second.
+    max_pending_runs: from how many on, waiting and leased ones, no job is created; None: any.
     """
 
     tenant: str
@@ -190,6 +191,7 @@ class Tenant(Struct, rename="camel", kw_only=True, frozen=True):
     paused_queues: list[str] = []
     leases_per_second: float | None = None
     lease_burst: int | None = None
+    max_pending_runs: int | None = None
 
 
 class PreviewedFire(Struct, rename="camel", kw_only=True, frozen=True):

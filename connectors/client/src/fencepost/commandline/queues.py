@@ -106,27 +106,40 @@ def show_tenant(connection: Connection, as_json: bool) -> None:
 @click.option("--leases", type=click.FloatRange(0, 1_000_000, min_open=True), metavar="RUNS", help="Leases a second.")
 @click.option("--burst", type=click.IntRange(1, 1_000_000), metavar="RUNS", help="Leases at once, after a while.")
 @click.option("--no-leases", is_flag=True, help="No limit of leases any more.")
+@click.option("--pending", type=click.IntRange(1, 1_000_000_000), metavar="RUNS", help="Runs that wait or are leased.")
+@click.option("--no-pending", is_flag=True, help="No limit of pending runs any more.")
 @json_option
 @pass_connection
-def set_tenant(connection: Connection, leases: float | None, burst: int | None, no_leases: bool, as_json: bool) -> None:
-    """Set how many runs the tenant's workers may lease a second, over all of its queues; with an admin's token.
+def set_tenant(
+    connection: Connection,
+    leases: float | None,
+    burst: int | None,
+    no_leases: bool,
+    pending: int | None,
+    no_pending: bool,
+    as_json: bool,
+) -> None:
+    """Set limits of the tenant, over all of its queues, with an admin's token. They hold within seconds.
 
-    Whoever asks for more waits, and gets fewer at a time. It holds within seconds. Without --burst that stays as it is:
-    as many as in a second, unless it was ever set.
+    Of leases: workers that ask for more wait, and get fewer at a time. Without --burst that stays as it is: as many as
+    in a second, unless it was ever set. Of pending runs: from so many on, no job is created.
 
     \b
     Examples
       fencepost tenant set --leases 100 --burst 300
+      fencepost tenant set --pending 100000
       fencepost tenant set --no-leases
     """
-    if no_leases and leases is not None:
-        raise click.UsageError("give either --leases or --no-leases")
-    if not no_leases and leases is None and burst is None:
-        raise click.UsageError("give --leases, --burst or --no-leases")
-    changes: dict[str, Any] = {"leases_per_second": leases, "lease_burst": burst}
+    if (no_leases and leases is not None) or (no_pending and pending is not None):
+        raise click.UsageError("give either a limit or its --no-…")
+    changes: dict[str, Any] = {"leases_per_second": leases, "lease_burst": burst, "max_pending_runs": pending}
     named = {name: value for name, value in changes.items() if value is not None}
     if no_leases:
         named |= {"leases_per_second": None, "lease_burst": burst}
+    if no_pending:
+        named["max_pending_runs"] = None
+    if not named:
+        raise click.UsageError("give at least one limit: --leases, --burst, --pending, or its --no-…")
     with connection.client() as client:
         print_fields(client.set_tenant(**named), as_json)
 
