@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: help setup lock copies format check test simulation fuzz chaos mutants demo bench bench-lateness bench-mix bench-drain bench-enqueue \
-	bench-smoke bench-heartbeats bench-overload bench-takeover bench-idle bench-backlog bench-shards bench-move bench-deploy bench-soak bench-scale up down clean
+	bench-smoke bench-heartbeats bench-fairness bench-overload bench-takeover bench-idle bench-backlog bench-shards bench-move bench-deploy bench-soak \
+	bench-scale up down clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -91,6 +92,9 @@ bench-enqueue: setup  ## jobs created a second, by Kafka packed and one a record
 
 bench-heartbeats: setup  ## heartbeats a second, and the CPU time of one
 	python -m bench.heartbeats $(BENCH)
+
+bench-fairness: setup  ## a tenant's flood of 1,000,000 due runs beside another's runs on time: lateness, how the flood drains, CPU
+	python -m bench.fairness $(BENCH)
 
 bench-overload: setup  ## more calls than an API takes on, of each class in turn: what is shed, how late runs start
 	python -m bench.overload $(BENCH)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import bench.cluster
-from bench import backlog, drain, enqueue, heartbeats, idle, lateness, mix, overload, soak, takeover
+from bench import backlog, drain, enqueue, fairness, heartbeats, idle, lateness, mix, overload, soak, takeover
 from bench.all import BENCHES
 from bench.benchmark import Stage
 from bench.compare import OURS, table
@@ -68,6 +68,14 @@ def test_a_soak_watches_lateness_sizes_memory_and_files(stage: Stage, monkeypatc
     assert found["earliest of all, ms"] >= 0
     told = {"rows of runs, MB", "indexes of jobs, MB", "memory of api, MB", "files of streams-0, open"}
     assert set(found) >= told | {f"{name}, ratio to the second quarter" for name in told}
+
+
+def test_a_flood_drains_beside_runs_on_time(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fairness, "NOTICE_S", 1.5)
+    found = fairness.measure(stage.local, runs=300, rate=10.0, seconds=1.0, pollers=2, quota=50.0)
+    assert found["flood, runs"] == 300
+    assert all(found[f"{scene}: lateness p99, ms"] >= 0 for scene in ("alone", "beside the flood"))
+    assert [figure for figure in found if not UNIT.fullmatch(figure)] == []
 
 
 def test_a_backlog_is_written_and_hinted_and_others_work_beside_it(
