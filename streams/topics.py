@@ -202,6 +202,7 @@ _NOT_YET_LED = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError._NOENT,  # of librdkafka, when the metadata names no leader at all yet
 }
 
 
