@@ -91,16 +91,7 @@ def create_topics(
     deadline = time.monotonic() + timeout_s
     existing, brokers = _describe(admin, deadline)
     _check(layouts, existing)
-    missing = [
-        NewTopic(name, layout.partitions, min(replication_factor, brokers), config=dict(layout.config))
-        for name, layout in layouts.items()
-        if name not in existing
-    ]
-    if missing:
-        _create(admin, missing, deadline)
-        _await_topics(admin, layouts, deadline)
-        _await_leaders(admin, layouts, deadline)
-    return [topic.topic for topic in missing]
+    return _create_missing(admin, layouts, existing, min(replication_factor, brokers), deadline)
 
 
 def create_tenant_topics(
@@ -126,9 +117,16 @@ def create_tenant_topics(
     layouts = {topics.commands_of(tenant): layout for tenant in tenants}
     _check(layouts, existing)
     leader = admin.list_topics(topics.commands, timeout=timeout_s).topics[topics.commands].partitions[0]
+    return _create_missing(admin, layouts, existing, len(leader.replicas), deadline)
+
+
+def _create_missing(
+    admin: AdminClient, layouts: Mapping[str, _Layout], existing: Mapping[str, int], replicas: int, deadline: float
+) -> list[str]:
+    """Those that were created; they can be written to and read."""
     missing = [
-        NewTopic(name, partitions, len(leader.replicas), config=dict(layout.config))
-        for name in layouts
+        NewTopic(name, layout.partitions, replicas, config=dict(layout.config))
+        for name, layout in layouts.items()
         if name not in existing
     ]
     if missing:

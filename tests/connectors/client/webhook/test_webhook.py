@@ -6,14 +6,12 @@ import asyncio
 import gzip
 import socket
 import ssl
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import pytest_asyncio
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -39,12 +37,6 @@ from tests.connectors.client.webhook.receiver import (
 from tests.connectors.client.worker_bench import Bench
 
 HOST = "hooks.example.com"
-
-
-@pytest_asyncio.fixture
-async def receiver() -> AsyncIterator[Receiver]:
-    async with receiving() as receiver:
-        yield receiver
 
 
 async def test_a_call_carries_the_payload_the_run_and_a_signature(receiver: Receiver) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address, ip_network
 from itertools import count
 
 import pytest
-import pytest_asyncio
 
 from fencepost import PermanentFailure, RetryLater
 from fencepost.webhook.answers import RETRY_AFTER_MAX_S, retry_after_s
@@ -27,19 +25,12 @@ from tests.connectors.client.webhook.receiver import (
     fixed,
     names,
     never,
-    receiving,
     run,
     webhook,
 )
 from tests.connectors.client.worker_bench import Bench
 
 HOST = "hooks.example.com"
-
-
-@pytest_asyncio.fixture
-async def receiver() -> AsyncIterator[Receiver]:
-    async with receiving() as receiver:
-        yield receiver
 
 
 async def test_web_003(receiver: Receiver) -> None:
