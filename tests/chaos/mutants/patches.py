@@ -242,8 +242,8 @@ MUTANTS = (
         (
             Replacement(
                 "api/ready_poll.py",
-                "        found = await self._find(list(queues), limit)\n",
-                "        found: list[DueRun] | None = []\n",
+                "            found = await self._find({queue: look.lanes for queue, look in queues.items()}, limit)\n",
+                "            found: list[DueRun] | None = []\n",
             ),
             Replacement(_OWNER, "self._begin_unless_under_way(self._sweep)", "pass"),
         ),
