@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
-import msgspec
 import pytest
-import pytest_asyncio
-from confluent_kafka import Consumer, TopicPartition
-from cryptography.fernet import Fernet
 
-from api.api_role import ApiRole
-from api.app import ApiSettings
-from connectors.stack import KafkaBroker
 from fencepost import (
-    CommandProducer,
     FencepostClient,
     Invalid,
     JobSpec,
@@ -34,112 +25,17 @@ from fencepost import (
     Snooze,
     SyncClient,
     Unauthorized,
-    Worker,
-    after,
     cron,
     every,
 )
 from fencepost.models import Completion, DeadFilter
 from fencepost.schedules.schedule_preview import SchedulePreview
 from fencepost.schedules.zones import TZDATA_VERSION
-from ledger.connection import Pool, session
-from ledger.runs import read_run
-from ledger.shards import Shards
-from ledger.tokens import Role, create_token
-from schemas.codec import Codec
-from streams.topics import Topics, create_topics
 from tests.api.owner import Owner
+from tests.connectors.client.api_clients import Clients
 from tests.connectors.client.webhook.receiver import answer, case, fixed, json_answer, never, receiving, webhook
 from tests.connectors.client.wire import Wire
 from tests.connectors.client.worker_bench import eventually
-from tests.ledger_fixtures import IDLE_S, PARTITIONS, PATIENCE_S
-
-TENANT = "acme"
-
-
-@pytest.fixture(scope="module")
-def topics(kafka_broker: KafkaBroker) -> Topics:
-    topics = Topics(f"client-{uuid4().hex[:8]}")
-    create_topics(kafka_broker.bootstrap, topics, PARTITIONS)
-    return topics
-
-
-@pytest.fixture
-def patience_s() -> float:
-    """How long the API's callers wait for their commands; a test in which nobody applies them has less."""
-    return PATIENCE_S
-
-
-@pytest_asyncio.fixture
-async def api_url(shards: Shards, kafka_broker: KafkaBroker, topics: Topics, patience_s: float) -> AsyncIterator[str]:
-    settings = ApiSettings(
-        bootstrap=kafka_broker.bootstrap,
-        commands_topic=topics.commands,
-        ready_topic=topics.ready,
-        codec=Codec(),
-        applied_within_s=patience_s,
-        look_every_s=(0.1, 0.2),
-        idle_s=IDLE_S,
-    )
-    role, stop = ApiRole(shards, "127.0.0.1", 0, settings), asyncio.Event()
-    running = asyncio.create_task(role.run(stop))
-    await role.ready.wait()
-    yield role.url
-    stop.set()
-    await running
-
-
-@pytest_asyncio.fixture
-async def owner(shards: Shards, kafka_broker: KafkaBroker, topics: Topics) -> Owner:
-    owner = Owner(shards, kafka_broker.bootstrap, topics)
-    await owner.take_over_all()
-    return owner
-
-
-class Clients:
-    """Clients of the API, each with a token of its own and a wire that can fail."""
-
-    def __init__(self, url: str, pool: Pool) -> None:
-        self.url = url
-        self._pool = pool
-
-    async def token(self, role: Role = "admin") -> str:
-        async with session(self._pool) as conn:
-            return await create_token(conn, TENANT, role)
-
-    @contextlib.asynccontextmanager
-    async def client(self, role: Role = "admin", wire: Wire | None = None) -> AsyncIterator[FencepostClient]:
-        async with FencepostClient(self.url, await self.token(role), transport=wire) as client:
-            yield client
-
-    @contextlib.asynccontextmanager
-    async def working(
-        self,
-        handler: Callable[[RunContext], Any],
-        *,
-        queue: str | Sequence[str] = "mail",
-        wire: Wire | None = None,
-        **options: Any,
-    ) -> AsyncIterator[Worker]:
-        async with self.client("worker", wire) as client:
-            worker = Worker(client, queue, handler, **options)
-            running = asyncio.create_task(worker.run())
-            try:
-                yield worker
-            finally:
-                await worker.drain()
-                await running
-
-    async def state(self, run_id: UUID) -> tuple[str, int | None]:
-        """A run's state and attempt; ended runs are gone from the table."""
-        async with session(self._pool) as conn:
-            row = await read_run(conn, run_id)
-        return (row.state, row.attempt) if row else ("ended", None)
-
-
-@pytest.fixture
-def clients(api_url: str, ledger_pool: Pool) -> Clients:
-    return Clients(api_url, ledger_pool)
 
 
 async def test_worker_completes_each_of_many_runs_exactly_once(clients: Clients, owner: Owner) -> None:
@@ -441,68 +337,3 @@ async def test_a_webhook_called_again_after_a_lost_lease_lets_the_receiver_refus
         < int(newer["fencepost-lease-token"]),
         "idempotency key (constant)": older["idempotency-key"] == newer["idempotency-key"] == str(run_id),
     } == dict.fromkeys(case("fen-008")["expected"]["headers"], True)
-
-
-async def test_what_a_codec_seals_nobody_between_producer_and_worker_can_read(
-    clients: Clients, owner: Owner, ledger_pool: Pool, kafka_broker: KafkaBroker, topics: Topics
-) -> None:
-    codec, card, charged = Fernet(Fernet.generate_key()), "4111-card", "4242-charged"
-    spec = JobSpec(queue="mail", schedule=after(0), payload={"card": card})
-    seen: list[Any] = []
-
-    async def charge(ctx: RunContext) -> dict[str, str]:
-        seen.append(ctx.payload)
-        return {"receipt": charged}
-
-    async with owner.applying_commands():
-        async with FencepostClient(clients.url, await clients.token(), payload_codec=codec) as client:
-            job = await client.create_job(spec)
-            await client.update_job(job.job_id, msgspec.structs.replace(spec, schedule=every(3600)))
-            await client.trigger_job(job.job_id, {"card": card})
-        with CommandProducer(
-            kafka_broker.bootstrap, tenant=TENANT, topic_prefix=topics.prefix, payload_codec=codec
-        ) as producer:
-            producer.create_job(spec)
-        async with clients.working(charge, payload_codec=codec) as worker:
-            await eventually(lambda: worker.stats.completed == 2)
-    assert seen == [{"card": card}] * 2
-    commands = b"".join(_commands_in(kafka_broker, topics))
-    async with session(ledger_pool) as conn:
-        tables = [
-            str(row)
-            for table in ("jobs", "runs", "outbox")
-            for row in await (await conn.execute(f"SELECT t::text FROM {table} AS t")).fetchall()
-        ]
-    assert commands.count(b"encrypted") == 4  # no other test of this module encrypts
-    assert any("encrypted" in row or b"encrypted".hex() in row for row in tables)
-    for secret in (card, charged):
-        assert secret.encode() not in commands
-        assert not any(secret in row or secret.encode().hex() in row for row in tables)
-
-
-def _commands_in(broker: KafkaBroker, topics: Topics) -> list[bytes]:
-    """The commands topic's records."""
-    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "reader", "fetch.wait.max.ms": 10})
-    partitions = [TopicPartition(topics.commands, partition, 0) for partition in range(PARTITIONS)]
-    found: list[bytes] = []
-    try:
-        ends = [consumer.get_watermark_offsets(partition, timeout=10)[1] for partition in partitions]
-        consumer.assign(partitions)
-        while len(found) < sum(ends):
-            [message] = consumer.consume(1, timeout=10)
-            found.append(message.value())
-    finally:
-        consumer.close()
-    return found
-
-
-async def test_a_reference_to_a_secret_comes_to_the_handler_as_it_was_given(clients: Clients, owner: Owner) -> None:
-    """Nothing of ours resolves it: what the secrets manager says to the handler stays between the two."""
-    payload = {"to": "ops", "password": {"secretRef": "vault://mail/smtp#password"}}
-    seen: list[Any] = []
-    async with owner.applying_commands(), clients.client() as client:
-        job = await client.create_job(JobSpec(queue="mail", schedule=after(0), payload=payload))
-        assert (await client.job(job.job_id)).payload == payload
-        async with clients.working(lambda ctx: seen.append(ctx.payload)) as worker:
-            await eventually(lambda: worker.stats.completed == 1)
-    assert seen == [payload]
