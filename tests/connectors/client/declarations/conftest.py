@@ -1,61 +1,26 @@
-"""The real API over TCP, an owner that applies commands, and the `fencepost` command in front of them."""
+"""An owner that applies commands, and the `fencepost` command in front of the real API."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 import pytest_asyncio
 from click.testing import CliRunner, Result
 
-from api.api_role import ApiRole
-from api.app import ApiSettings
-from connectors.stack import KafkaBroker
 from fencepost.cli import main
 from fencepost.client import FencepostClient
 from ledger.connection import Pool, session
-from ledger.shards import Shards
 from ledger.tokens import create_token
-from schemas.codec import Codec
-from streams.topics import Topics, create_topics
 from tests.api.owner import Owner
-from tests.ledger_fixtures import IDLE_S, PARTITIONS, PATIENCE_S
-
-TENANT = "acme"
-
-
-@pytest.fixture(scope="module")
-def topics(kafka_broker: KafkaBroker) -> Topics:
-    topics = Topics(f"declared-{uuid4().hex[:8]}")
-    create_topics(kafka_broker.bootstrap, topics, PARTITIONS)
-    return topics
+from tests.connectors.client.api_clients import TENANT
 
 
 @pytest_asyncio.fixture
-async def api_url(shards: Shards, kafka_broker: KafkaBroker, topics: Topics) -> AsyncIterator[str]:
-    settings = ApiSettings(
-        bootstrap=kafka_broker.bootstrap,
-        commands_topic=topics.commands,
-        ready_topic=topics.ready,
-        codec=Codec(),
-        applied_within_s=PATIENCE_S,
-        idle_s=IDLE_S,
-    )
-    role, stop = ApiRole(shards, "127.0.0.1", 0, settings), asyncio.Event()
-    running = asyncio.create_task(role.run(stop))
-    await role.ready.wait()
-    yield role.url
-    stop.set()
-    await running
-
-
-@pytest_asyncio.fixture
-async def owner(shards: Shards, kafka_broker: KafkaBroker, topics: Topics) -> AsyncIterator[Owner]:
-    owner = Owner(shards, kafka_broker.bootstrap, topics)
-    await owner.take_over_all()
+async def owner(owner: Owner) -> AsyncIterator[Owner]:
+    """Of all partitions; it applies commands."""
     async with owner.applying_commands():
         yield owner
 
