@@ -17,6 +17,7 @@ from tests.fuzz.trial import Finding, Report, Trial
 HANGING_S = 30.0  # of waiting for one input, after which its process is ended
 LOOK_EVERY_S = 0.5
 MEMORY_MAX_BYTES = 4 * 2**30
+_NUMBER = 8  # bytes of a number in the file of the last input
 
 
 def trial_apart(name: str, *, seeded: int, seconds: float) -> Report:
@@ -25,13 +26,17 @@ def trial_apart(name: str, *, seeded: int, seconds: float) -> Report:
         last = LastInput(file)
         report = _fed(name, seeded, seconds, last)
         if report is None:
-            tried, value = last.read()
-            report = Report(tried=tried, finding=Finding(value, f"its process died, or hung for {HANGING_S:g} s"))
+            reason = f"its process died, or hung for {HANGING_S:g} s"
+            report = Report(tried=last.count(), finding=Finding(last.value(), reason))
     return report
 
 
 class LastInput:
-    """What a process is being fed with, in a file: whoever ends it can tell, though it does not answer any more."""
+    """What a process is being fed with, in a file: whoever ends it can tell, though it does not answer any more.
+
+    The count stands before the input and is written after it. It may be read at any time, the input only when
+    nobody writes: one that is larger than the one before is there by halves for a while.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -43,17 +48,21 @@ class LastInput:
 
     def note(self, value: Any) -> None:
         self._count += 1
-        content = pickle.dumps((self._count, value))
-        os.pwrite(self._file.fileno(), len(content).to_bytes(8) + content, 0)
+        content = pickle.dumps(value)
+        os.pwrite(self._file.fileno(), len(content).to_bytes(_NUMBER) + content, _NUMBER)
+        os.pwrite(self._file.fileno(), self._count.to_bytes(_NUMBER), 0)
 
-    def read(self) -> tuple[int, Any]:
-        size = int.from_bytes(os.pread(self._file.fileno(), 8, 0))
-        content = os.pread(self._file.fileno(), size, 8)
-        try:
-            found: tuple[int, Any] = pickle.loads(content) if size else (0, None)
-        except (EOFError, pickle.UnpicklingError):  # while it is written
-            return -1, None
-        return found
+    def count(self) -> int:
+        """How many there were; 0 before the first."""
+        return self._number(0)
+
+    def value(self) -> Any:
+        """The last one, once the process that is fed with it has ended."""
+        size = self._number(_NUMBER)
+        return pickle.loads(os.pread(self._file.fileno(), size, 2 * _NUMBER)) if size else None
+
+    def _number(self, offset: int) -> int:
+        return int.from_bytes(os.pread(self._file.fileno(), _NUMBER, offset))
 
 
 def _fed(name: str, seeded: int, seconds: float, last: LastInput) -> Report | None:
@@ -64,7 +73,7 @@ def _fed(name: str, seeded: int, seconds: float, last: LastInput) -> Report | No
     sending.close()
     count, since = 0, time.monotonic()
     while not receiving.poll(LOOK_EVERY_S):
-        now_at, _ = last.read()
+        now_at = last.count()
         if now_at != count or now_at == 0:
             count, since = now_at, time.monotonic()
         elif time.monotonic() - since > HANGING_S:

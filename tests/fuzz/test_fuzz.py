@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from tempfile import NamedTemporaryFile
+from threading import Thread
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 
+from tests.fuzz.apart import LastInput
 from tests.fuzz.targets import TARGETS, Target
 from tests.fuzz.trial import INPUT_MAX_BYTES, SLOW_S, Trial
 
@@ -69,3 +72,21 @@ def test_an_input_that_takes_too_much_memory_is_found() -> None:
     value, reason = finding_in(read)
     assert value > 100
     assert reason.endswith("MiB")
+
+
+def test_the_number_of_inputs_can_be_told_while_a_larger_one_is_noted() -> None:
+    with NamedTemporaryFile() as file:
+        last = LastInput(file)
+
+        def note_all() -> None:
+            for size in (1, 400_000) * 100:
+                last.note("é" * size)
+
+        noting = Thread(target=note_all)
+        noting.start()
+        counts = [0]
+        while counts[-1] < 200:
+            counts.append(LastInput(file).count())
+        noting.join()
+        assert counts == sorted(counts)
+        assert last.value() == "é" * 400_000
