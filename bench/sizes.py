@@ -26,7 +26,8 @@ from connectors.stack import PostgresServer, default_cache_dir
 from ledger.connection import ledger_pool
 from schemas.commands import JobSpec
 from schemas.ids import new_id, run_id_for
-from streams.history_store import RUN_EVENT_COLUMNS, EventRow, HistoryStore
+from streams.history_store import HistoryStore
+from streams.history_tables import RUN_EVENT_COLUMNS, EventRow
 from streams.timing_wheel import TimingWheel
 
 START = datetime(2026, 3, 1, tzinfo=UTC)

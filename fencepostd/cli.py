@@ -391,10 +391,21 @@ def gate(tenants: tuple[str, ...], **options: Any) -> None:
 
 @run.command()
 @role_options
+@click.option(
+    "--keep-days",
+    type=click.IntRange(1),
+    default=30,
+    show_default=True,
+    envvar="FENCEPOST_HISTORY_DAYS",
+    help="How far back the history goes: older events are dropped, a day at a time, with the runs that ended then.",
+)
 @refusals
-def history(**options: Any) -> None:
-    """Fold run events into the history store and answer its queries, for the API."""
-    roles.run_until_signalled(lambda stop: roles.run_history(_settings(**options), stop))
+def history(keep_days: int, **options: Any) -> None:
+    """Fold run events into the history store and answer its queries, for the API.
+
+    A history that is lost is read again from the topic fencepost.run-events, as far back as that is kept.
+    """
+    roles.run_until_signalled(lambda stop: roles.run_history(_settings(**options), keep_days, stop))
 
 
 def shedding_options(command: Command) -> Command:

@@ -103,13 +103,13 @@ async def run_gate(settings: Settings, tenants: Sequence[str], stop: Stop) -> No
     await _together(stop, gate.run(stop), serving)
 
 
-async def run_history(settings: Settings, stop: Stop) -> None:
-    """Project run events and answer SQL."""
+async def run_history(settings: Settings, keep_days: int, stop: Stop) -> None:
+    """Project run events and answer SQL. keep_days: how far back the history goes."""
     settings.state.mkdir(parents=True, exist_ok=True)
     path = settings.state / "history.duckdb"
     role = HistoryRole(
         settings.bootstrap, settings.topics, settings.codec(), path, settings.host, settings.port,
-        kafka_config=settings.security.librdkafka(),
+        keep_days=keep_days, kafka_config=settings.security.librdkafka(),
     )  # fmt: skip
     await role.run(stop)
 

@@ -19,15 +19,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from streams.history_queries import json_ready
-from streams.history_store import SCHEMA, HistoryStore
+from streams.history_store import HistoryStore
+from streams.history_tables import SCHEMA
 
 MOST_ROWS = 10_000
 
-# Unsorted: to have DuckDB sort a handful of rows costs as much as to find them.
+# Unsorted: to have DuckDB sort a handful of rows costs as much as to find them. Days that are over are sorted by job.
 READ_RUN_EVENTS = f"""
 SELECT type, happened_at AS "at", due_at AS "dueAt", attempt, worker_id AS "workerId", reason, version, tenant,
        job_id AS "jobId", queue, scheduled_for AS "scheduledFor"
-FROM {SCHEMA}.run_events WHERE run_id = $run_id LIMIT {MOST_ROWS}
+FROM {SCHEMA}.run_events
+WHERE run_id = $run_id AND job_id = (SELECT job_id FROM {SCHEMA}.runs WHERE run_id = $run_id) LIMIT {MOST_ROWS}
 """
 
 # A lease lasts until the run's next event, except a cancel that is only asked for.

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -18,7 +19,8 @@ from schemas.audits import AUDIT_KEY, decode_audits
 from schemas.codec import Codec, Record
 from schemas.errors import KafkaUnavailable, TryAgain, Undecodable
 from schemas.event_rows import EventRows
-from streams.history_store import AuditRow, EventRow, HistoryStore
+from streams.history_store import HistoryStore
+from streams.history_tables import AuditRow, EventRow
 from streams.metrics import (
     HISTORY_EVENTS,
     HISTORY_LAG_RECORDS,
@@ -39,6 +41,8 @@ BATCH_EVENTS = 20_000
 READ_RECORDS = 32  # at once; each has up to a thousand events
 IDLE_S = 0.5  # waited for the first record of a batch, and at most for the end
 MEASURE_S = 5.0  # while nothing comes
+TIDY_S = 60.0  # between looks for days to forget and to sort
+LATE_EVENTS = timedelta(hours=1)  # after the end of a day nearly all of its events have come
 _RETRY_S = 1.0
 _METADATA_TIMEOUT_S = 5.0
 
@@ -72,9 +76,12 @@ class HistoryProjector:
         gather_s: float = GATHER_S,
         stream_gather_s: float = STREAM_GATHER_S,
         idle_s: float = IDLE_S,
+        keep_days: int | None = None,
         kafka_config: Mapping[str, Any] | None = None,
     ) -> None:
+        """keep_days: how far back the history goes; None: as far as what it was ever told."""
         self._store = store
+        self._keep_days = keep_days
         self._bootstrap = bootstrap
         self._topic = topic
         self._codec = codec
@@ -85,7 +92,7 @@ class HistoryProjector:
         self._kafka_config = kafka_config
         self._lag: Mapping[int, int] = {}
         self._was_silent = True
-        self._measured = float("-inf")
+        self._measured = self._tidied = float("-inf")
 
     @property
     def lag(self) -> Mapping[int, int]:
@@ -140,10 +147,22 @@ class HistoryProjector:
     def _project(self, consumer: Consumer, stop: threading.Event) -> None:
         assignment = consumer.assignment()
         while not stop.is_set():
+            if time.monotonic() - self._tidied >= TIDY_S:
+                self._tidy(datetime.now(UTC))
             if batches := self._gather(consumer):
                 self._append(batches)
             if batches or time.monotonic() - self._measured >= MEASURE_S:
                 self._measure(consumer, assignment)
+
+    def _tidy(self, now: datetime) -> None:
+        """Drop the days that are too old; sort one that is over, unless there is more to read."""
+        if self._keep_days is not None:
+            for day in self._store.forget(now.date() - timedelta(days=self._keep_days)):
+                log.info("dropped the events of %s", day)
+        is_idle = not any(self._lag.values())
+        if is_idle and (over := self._store.sort_a_day((now - LATE_EVENTS).date())):
+            log.info("sorted the events of %s", over)
+        self._tidied = time.monotonic()
 
     def _gather(self, consumer: Consumer) -> list[Batch]:
         """What comes within the time to gather after a first record, or a full batch before that."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -15,16 +15,11 @@ from uuid import UUID
 import duckdb
 
 from schemas.errors import HistoryBusy, QueryRejected
-from streams.history_store import AUDIT_COLUMNS, RUN_COLUMNS, RUN_EVENT_COLUMNS, SCHEMA, HistoryStore
-from streams.query_guard import Node, parse_query, parse_statements
+from streams.history_store import HistoryStore
+from streams.history_tables import AUDIT_COLUMNS, JOB_COLUMNS, RUN_COLUMNS, RUN_EVENT_COLUMNS, SCHEMA
+from streams.query_guard import Node, parse_query, parse_statements, tables_of
 
 MAX_ROWS = 10_000
-
-_COLUMNS: Mapping[str, Iterable[str]] = {
-    "run_events": RUN_EVENT_COLUMNS,
-    "runs": RUN_COLUMNS,
-    "audit": AUDIT_COLUMNS,
-}
 
 
 def _confined(table: str, columns: Iterable[str]) -> str:
@@ -32,12 +27,55 @@ def _confined(table: str, columns: Iterable[str]) -> str:
     return f"{table} AS NOT MATERIALIZED (SELECT {names} FROM {SCHEMA}.{table} WHERE tenant = $tenant)"
 
 
-# The tenant's statement takes the place of the inner SELECT in the parse tree, where the CTEs are the only tables of
-# those names. NOT MATERIALIZED lets its filters reach the scan.
-CONFINED_QUERY = f"""
-WITH {", ".join(_confined(table, columns) for table, columns in _COLUMNS.items())}
-SELECT * FROM (SELECT 1) AS answer LIMIT $rows
+# An attempt lasts until the run's next event, except a cancel that is only asked for. Partitioned by whatever one
+# looks for attempts by, so that such a filter reaches the scan.
+_ATTEMPTS = """
+SELECT run_id, job_id, tenant, queue, lane, attempt, lease_token, worker_id, scheduled_for, due_at,
+       happened_at AS leased_at, next.happened_at AS ended_at,
+       CASE next.type WHEN 'run_completed' THEN 'completed' WHEN 'run_retried' THEN 'retried'
+                      WHEN 'run_dead' THEN 'dead' WHEN 'run_cancelled' THEN 'cancelled' ELSE next.type END AS outcome,
+       next.reason AS reason
+FROM (
+    SELECT *, lead({'type': type, 'happened_at': happened_at, 'reason': reason}) OVER (
+        PARTITION BY tenant, queue, job_id, run_id ORDER BY version) AS next
+    FROM run_events WHERE run_id IS NOT NULL AND type <> 'run_cancel_requested'
+) AS moves WHERE type = 'run_leased'
 """
+# What was decided last of each occurrence; a range of skipped ones is one decision.
+_DECISIONS = """
+SELECT job_id, run_id, tenant, queue, scheduled_for, happened_at AS decided_at,
+       CASE type WHEN 'run_held' THEN 'held' WHEN 'run_skipped' THEN 'skipped' WHEN 'occurrences_skipped' THEN 'skipped'
+                 ELSE 'run' END AS decision,
+       reason, due_at, "count"
+FROM (
+    SELECT *, row_number() OVER (
+        PARTITION BY tenant, queue, job_id, run_id, CASE WHEN run_id IS NULL THEN version END ORDER BY version DESC
+    ) AS place
+    FROM run_events
+    WHERE type IN ('run_scheduled', 'run_held', 'run_released', 'run_skipped', 'occurrences_skipped')
+) AS decided WHERE place = 1
+"""
+# What each table of a tenant is; those of one may stand upon those before it.
+_TABLES = {
+    "run_events": _confined("run_events", RUN_EVENT_COLUMNS),
+    "runs": _confined("runs", RUN_COLUMNS),
+    "jobs": _confined("jobs", JOB_COLUMNS),
+    "audit": _confined("audit", AUDIT_COLUMNS),
+    "attempts": f"attempts AS NOT MATERIALIZED ({_ATTEMPTS})",
+    "decisions": f"decisions AS NOT MATERIALIZED ({_DECISIONS})",
+}
+_STANDS_UPON = {"attempts": "run_events", "decisions": "run_events"}
+
+
+def confined_query(tables: Collection[str]) -> str:
+    """A query around a tenant's, whose statement takes the place of the inner SELECT in the parse tree.
+
+    tables: those that it asks; the CTEs are the only tables of those names there. NOT MATERIALIZED lets its filters
+    reach the scan. None that it does not ask: to plan one costs a millisecond or ten.
+    """
+    needed = {*tables, *(_STANDS_UPON[table] for table in tables if table in _STANDS_UPON)}
+    ctes = [cte for table, cte in _TABLES.items() if table in (needed or {"runs"})]  # $tenant must be named
+    return f"WITH {', '.join(ctes)} SELECT * FROM (SELECT 1) AS answer LIMIT $rows"
 
 
 class Column(NamedTuple):
@@ -63,7 +101,7 @@ class HistoryQueries:
         self._stopping = False
 
     def query(self, tenant: str, sql: str, limit: int = 1000) -> Answer:
-        """The rows of a SELECT over `run_events`, `runs` and `audit` of one tenant, at most `limit` (≤ 10,000) of them.
+        """The rows of a SELECT over one tenant's tables (`query_guard.TABLES`), at most `limit` (≤ 10,000) of them.
 
         Raises QueryRejected (never to be repeated as it is) or HistoryBusy (short of memory, or stopping).
         """
@@ -106,7 +144,7 @@ class HistoryQueries:
 def confine(conn: duckdb.DuckDBPyConnection, sql: str) -> str:
     """The text to execute for a tenant's SQL, with parameters tenant and rows. Raises QueryRejected."""
     checked = parse_query(conn, sql)
-    [outer] = parse_statements(conn, CONFINED_QUERY)
+    [outer] = parse_statements(conn, confined_query(tables_of(checked)))
     answer: Node = outer["node"]["from_table"]
     answer["subquery"] = checked
     tree = json.dumps({"error": False, "statements": [outer]})

@@ -123,7 +123,7 @@ class HistoryRole:
     """Runs the projector and the service over one DuckDB file, which no other process may have open.
 
     port: 0 for a free one. `url` and `ready` tell where and when it answers. idle_s: what a stop may wait for the
-    projector, which is how long that waits for records at a time.
+    projector, which is how long that waits for records at a time. keep_days: as the projector's.
     """
 
     def __init__(
@@ -137,9 +137,11 @@ class HistoryRole:
         *,
         query_limit_s: float = 10.0,
         idle_s: float = IDLE_S,
+        keep_days: int | None = None,
         kafka_config: Mapping[str, Any] | None = None,
     ) -> None:
         self._bootstrap = bootstrap
+        self._keep_days = keep_days
         self._kafka_config = kafka_config
         self._topics = topics
         self._codec = codec
@@ -178,8 +180,9 @@ class HistoryRole:
     async def _run_on(self, store: HistoryStore, stop: asyncio.Event) -> None:
         topic = self._topics.run_events
         projector = HistoryProjector(
-            store, self._bootstrap, topic, self._codec, idle_s=self._idle_s, kafka_config=self._kafka_config
-        )
+            store, self._bootstrap, topic, self._codec,
+            idle_s=self._idle_s, keep_days=self._keep_days, kafka_config=self._kafka_config,
+        )  # fmt: skip
         queries = HistoryQueries(store, time_limit_s=self._query_limit_s)
         service = HistoryService(store, queries, projector)
         server = EmbeddedServer(service.app())

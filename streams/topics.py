@@ -21,7 +21,7 @@ RUN_EVENTS_MAX_BYTES = 4 * 1024 * 1024
 REJECTED_MAX_BYTES = 4 * 1024 * 1024
 ENDS_TIMEOUT_S = 10.0
 _MINUTE_MS = 60_000
-_WEEK_MS = 7 * 24 * 60 * _MINUTE_MS
+_DAY_MS = 24 * 60 * _MINUTE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ class _Layout:
 
 
 def _layouts(topics: Topics, partitions: int) -> dict[str, _Layout]:
-    week = {"cleanup.policy": "delete", "retention.ms": str(_WEEK_MS)}
+    week = {"cleanup.policy": "delete", "retention.ms": str(7 * _DAY_MS)}
+    month = {"cleanup.policy": "delete", "retention.ms": str(30 * _DAY_MS)}
     return {
         # Stored as the owners' client can always read it: it lacks the codecs of lz4, snappy and zstd unless they are
         # installed beside it, and would stand still, silently, at the first such batch of any producer.
@@ -67,7 +68,8 @@ def _layouts(topics: Topics, partitions: int) -> dict[str, _Layout]:
         topics.rejected: _Layout(1, {**week, "max.message.bytes": str(REJECTED_MAX_BYTES)}),
         # A hint is worth nothing after minutes: the sweep hints again whatever is overdue.
         topics.ready: _Layout(READY_PARTITIONS, {"cleanup.policy": "delete", "retention.ms": str(10 * _MINUTE_MS)}),
-        topics.run_events: _Layout(partitions, {**week, "max.message.bytes": str(RUN_EVENTS_MAX_BYTES)}),
+        # As far back as the history goes, so that it can be read again whole.
+        topics.run_events: _Layout(partitions, {**month, "max.message.bytes": str(RUN_EVENTS_MAX_BYTES)}),
     }
 
 

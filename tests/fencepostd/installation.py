@@ -91,7 +91,7 @@ async def installed(
 
     history, api = settings("history"), settings("api")
     works: list[Coroutine[Any, Any, None]] = [
-        roles.run_history(history, stop),
+        roles.run_history(history, 30, stop),
         roles.run_streams(settings("streams"), "streams", stop),
         roles.run_relay(settings("relay"), stop),
         roles.run_api(api, f"http://127.0.0.1:{history.port}", stop, ShedAt()),

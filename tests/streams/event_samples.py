@@ -15,7 +15,7 @@ from ledger.connection import Connection
 from schemas.audits import AUDIT_KEY
 from schemas.codec import Codec, Record
 from streams.history_projector import event_row
-from streams.history_store import EventRow
+from streams.history_tables import EventRow
 from streams.outbox_events import EventRecord
 from streams.topics import Topics, create_topics
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -24,10 +25,10 @@ from streams.history_store import HistoryStore
 from streams.metrics import HISTORY_RECORDS_SKIPPED
 from streams.topics import Topics
 from tests.ledger_fixtures import IDLE_S
-from tests.streams.event_samples import life_of, new_topics, produce_events, produce_values, run_event
+from tests.streams.event_samples import life_of, new_topics, produce_events, produce_values, run_event, run_row
 
 DEADLINE_S = 30.0
-Projecting = Callable[[], AbstractContextManager[HistoryProjector]]
+Projecting = Callable[..., AbstractContextManager[HistoryProjector]]
 
 
 @pytest.fixture
@@ -47,9 +48,11 @@ def projecting(kafka_broker: KafkaBroker, topics: Topics, store: HistoryStore) -
     """Runs a projector in a thread for the length of a `with` block, which fails if the projector did."""
 
     @contextmanager
-    def running() -> Iterator[HistoryProjector]:
+    def running(keep_days: int | None = None) -> Iterator[HistoryProjector]:
         topic, bootstrap = topics.run_events, kafka_broker.bootstrap
-        projector = HistoryProjector(store, bootstrap, topic, Codec(), gather_s=0.05, idle_s=IDLE_S)
+        projector = HistoryProjector(
+            store, bootstrap, topic, Codec(), gather_s=0.05, idle_s=IDLE_S, keep_days=keep_days
+        )
         stop, errors = threading.Event(), list[Exception]()
 
         def run() -> None:
@@ -105,6 +108,21 @@ def test_events_of_all_partitions_become_history(
         (3, 0),
     ]
     assert store.positions() == {0: 1, 1: 1, 2: 2, 3: 1}
+
+
+def test_days_are_forgotten_and_sorted_as_time_goes_by(
+    projecting: Projecting, store: HistoryStore, kafka_broker: KafkaBroker, topics: Topics
+) -> None:
+    now = datetime.now(UTC)
+    for number, days_ago in enumerate((40, 20, 2, 0), start=1):
+        store.append([run_row(UUID(int=number), 1, "run_completed", at=now - timedelta(days=days_ago))], {0: 0})
+    with projecting(keep_days=30):
+        wait_until(lambda: read(store, "SELECT count(*) FROM store.run_events") == [(3,)])
+        late = [run_event(UUID(int=n), 1, "run_dead", at=now - timedelta(days=days)) for n, days in ((8, 40), (9, 0))]
+        produce_events(kafka_broker.bootstrap, topics, late)
+        wait_until(lambda: read(store, "SELECT count(*) FROM store.run_events") == [(4,)])
+    assert read(store, "SELECT sorted FROM store.event_days ORDER BY day")[0] == (True,)
+    assert read(store, "SELECT count(*) FROM store.runs") == [(4,)]
 
 
 def test_a_restarted_projector_reads_on_where_the_store_stands(
@@ -255,9 +273,11 @@ async def test_a_role_killed_again_and_again_keeps_every_event_once(
     projector = HistoryProjector(store, kafka_broker.bootstrap, topics.run_events, Codec())
     stop = threading.Event()
     last = asyncio.create_task(asyncio.to_thread(projector.run, stop))
-    await asyncio.to_thread(wait_for_events, store, 6_000)
-    stop.set()
-    await last
+    try:
+        await asyncio.to_thread(wait_for_events, store, 6_000)
+    finally:
+        stop.set()
+        await last
     assert read(store, "SELECT count(DISTINCT event_id) FROM store.run_events") == [(6_000,)]
     assert read(store, "SELECT state, count(*) FROM store.runs GROUP BY ALL") == [("completed", 2_000)]
     store.close()

@@ -13,9 +13,10 @@ from uuid import UUID
 import pytest
 
 from schemas.errors import CommandRejected, HistoryBusy, QueryRejected
-from streams.history_queries import HistoryQueries, json_ready
-from streams.history_store import AUDIT_COLUMNS, RUN_COLUMNS, RUN_EVENT_COLUMNS, HistoryStore
-from streams.query_guard import MAX_OPEN
+from streams.history_queries import HistoryQueries, confine, json_ready
+from streams.history_store import HistoryStore
+from streams.history_tables import AUDIT_COLUMNS, JOB_COLUMNS, RUN_COLUMNS, RUN_EVENT_COLUMNS, EventRow
+from streams.query_guard import MAX_OPEN, TABLES
 from tests.streams.event_samples import START, life_of, run_row, stored
 
 
@@ -85,8 +86,65 @@ def test_the_columns_come_with_names_and_types(queries: HistoryQueries) -> None:
 
 
 def test_the_tables_have_the_documented_columns(queries: HistoryQueries) -> None:
-    for table, columns in {"runs": RUN_COLUMNS, "run_events": RUN_EVENT_COLUMNS, "audit": AUDIT_COLUMNS}.items():
+    documented = {"runs": RUN_COLUMNS, "run_events": RUN_EVENT_COLUMNS, "jobs": JOB_COLUMNS, "audit": AUDIT_COLUMNS}
+    for table, columns in documented.items():
         assert [column.name for column in queries.query("acme", f"FROM {table}").columns] == list(columns)
+
+
+def of_events(tmp_path: Path, *events: EventRow) -> HistoryQueries:
+    store = HistoryStore(tmp_path / "history.duckdb")
+    store.append(events, {0: len(events)})
+    return HistoryQueries(store)
+
+
+def test_an_attempt_has_what_became_of_it(tmp_path: Path) -> None:
+    run, other = UUID(int=1), UUID(int=2)
+    queries = of_events(
+        tmp_path,
+        run_row(run, 1, "run_scheduled"),
+        run_row(run, 2, "run_leased", attempt=1, workerId="one"),
+        run_row(run, 3, "run_cancel_requested", reason="replaced"),
+        run_row(run, 4, "run_retried", attempt=1, reason="lease expired"),
+        run_row(run, 5, "run_leased", attempt=2, workerId="two"),
+        run_row(run, 6, "run_completed", attempt=2),
+        run_row(other, 2, "run_leased", attempt=1, workerId="three"),
+        run_row(UUID(int=3), 1, "run_leased", attempt=1, workerId="spy", tenant="umbra"),
+    )
+    sql = "SELECT worker_id, attempt, outcome, reason, epoch(ended_at - leased_at) FROM attempts ORDER BY ALL DESC"
+    assert rows(queries, sql) == [
+        ["two", 2, "completed", None, 1.0],
+        ["three", 1, None, None, None],
+        ["one", 1, "retried", "lease expired", 2.0],
+    ]
+    assert rows(queries, "SELECT worker_id FROM attempts", "umbra") == [["spy"]]
+
+
+def test_a_decision_is_the_last_one_on_an_occurrence(tmp_path: Path) -> None:
+    held, other = UUID(int=1), UUID(int=2)
+    queries = of_events(
+        tmp_path,
+        run_row(held, 1, "run_held", reason="overlap", scheduledFor=START),
+        run_row(held, 2, "run_released", scheduledFor=START),
+        run_row(other, 1, "run_skipped", reason="missed", scheduledFor=START + timedelta(hours=1)),
+        run_row(held, 3, "run_leased", scheduledFor=START),
+        run_row(None, 1, "job_created", definition="{}"),
+        run_row(None, 2, "occurrences_skipped", reason="downtime", count=7, scheduledFor=START + timedelta(hours=2)),
+        run_row(None, 3, "occurrences_skipped", reason="downtime", count=2, scheduledFor=START + timedelta(hours=9)),
+    )
+    sql = 'SELECT decision, reason, "count" FROM decisions ORDER BY scheduled_for'
+    assert rows(queries, sql) == [
+        ["run", None, None],
+        ["skipped", "missed", None],
+        ["skipped", "downtime", 7],
+        ["skipped", "downtime", 2],
+    ]
+
+
+def test_what_is_planned_is_no_more_than_what_is_asked(store: HistoryStore) -> None:
+    with store.cursor() as reader:
+        text = confine(reader, "SELECT (SELECT count(*) FROM jobs) FROM attempts LIMIT 1")
+    named = {table for table in TABLES if f"{table} AS NOT MATERIALIZED" in text}
+    assert named == {"attempts", "jobs", "run_events"}
 
 
 def test_order_and_offset_hold_up_to_the_answer(queries: HistoryQueries) -> None:

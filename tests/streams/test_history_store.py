@@ -17,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streams.history_store import RUN_COLUMNS, HistoryStore, RunState, _columns
+from streams.history_store import HistoryStore, RunState
+from streams.history_tables import RUN_COLUMNS, definitions
 from tests.streams.event_samples import JOB_ID, START, life_of, run_row, stored
 
 RUN = UUID(int=1)
@@ -177,7 +178,9 @@ def test_a_reader_that_takes_its_time_sees_one_state_while_a_run_goes_on(store: 
 
 def test_a_store_of_the_time_when_runs_had_a_primary_key_goes_on(path: Path) -> None:
     with duckdb.connect(str(path)) as older:
-        older.execute(f"CREATE SCHEMA store; CREATE TABLE store.runs ({_columns(RUN_COLUMNS)}, PRIMARY KEY (run_id))")
+        older.execute(
+            f"CREATE SCHEMA store; CREATE TABLE store.runs ({definitions(RUN_COLUMNS)}, PRIMARY KEY (run_id))"
+        )
     store = HistoryStore(path)
     for version, kind in enumerate(("run_scheduled", "run_leased", "run_completed"), start=1):
         store.append([run_row(RUN, version, kind)], {0: version})
@@ -282,11 +285,15 @@ def test_a_range_of_skipped_occurrences_is_kept_with_its_count(store: HistorySto
     assert read(store, "SELECT version FROM store.jobs") == [(2,)]
 
 
-def test_a_store_of_a_build_without_counts_is_opened_and_gets_them(path: Path) -> None:
-    HistoryStore(path).close()
-    with duckdb.connect(str(path)) as before:
-        before.execute('ALTER TABLE store.run_events DROP COLUMN "count"')
-    store = HistoryStore(path)
-    store.append([run_row(None, 2, "occurrences_skipped", count=7)], {0: 1})
-    assert read(store, 'SELECT "count", "partition" FROM store.run_events') == [(7, 0)]
-    store.close()
+def test_a_job_is_as_its_last_event_tells(store: HistoryStore) -> None:
+    told: dict[str, Any] = {"scheduledFor": START, "definition": '{"queue":"mail"}'}
+    store.append([run_row(None, 1, "job_created", **told), run_row(None, 2, "job_paused", **told)], {0: 2})
+    edited = run_row(None, 3, "job_updated", **{**told, "definition": '{"queue":"post"}'}, queue="post")
+    store.append([edited, run_row(None, 4, "occurrences_skipped", count=3)], {0: 4})
+    [[queue, state, version, definition, created, updated]] = read(
+        store, "SELECT queue, state, version, definition, created_at, updated_at FROM store.jobs"
+    )
+    assert (queue, state, version, definition) == ("mail", "paused", 4, '{"queue":"post"}')
+    assert (created, updated) == (START, START + timedelta(seconds=3))
+    store.append([run_row(None, 5, "job_deleted", **told)], {0: 5})
+    assert read(store, "SELECT state FROM store.jobs") == [("deleted",)]

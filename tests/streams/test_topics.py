@@ -73,5 +73,5 @@ def test_retention_and_record_sizes_are_set(kafka_broker: KafkaBroker, topics: T
         return str(future.result()[name].value)
 
     assert setting(topics.ready, "retention.ms") == "600000"
-    assert setting(topics.run_events, "retention.ms") == str(7 * 86_400_000)
+    assert setting(topics.run_events, "retention.ms") == str(30 * 86_400_000)
     assert setting(topics.run_events, "max.message.bytes") == str(RUN_EVENTS_MAX_BYTES)

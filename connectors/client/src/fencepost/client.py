@@ -107,7 +107,10 @@ class FencepostClient(LeaseClient, OperatorClient, DeclarationClient, Explanatio
         return await self._post("/v1/schedules/preview", Preview, body)
 
     async def query(self, sql: str, *, limit: int = 1000) -> QueryAnswer:
-        """Read-only SQL over the history (`run_events`, `runs`). limit: at most 10,000 rows."""
+        """Read-only SQL over the history: `runs`, `attempts`, `jobs`, `decisions`, `run_events` and `audit`.
+
+        limit: at most 10,000 rows.
+        """
         return await self._post("/v1/query", QueryAnswer, {"sql": sql, "limit": limit})
 
     def _spec_fields(self, spec: JobSpec) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from bench.next_fire import CORPUS
 from fencepost.cli import main
 from fencepost.commandline.forecast import OBSERVED
 from streams.history_queries import HistoryQueries
-from streams.history_store import EventRow, HistoryStore
+from streams.history_store import HistoryStore
+from streams.history_tables import EventRow
 from tests.streams.event_samples import run_row
 
 EXAMPLE = CORPUS.with_name("jobs.yaml")

@@ -15,7 +15,8 @@ import msgspec
 from fencepost.verification.events import Event, JobEvent, RunEvent
 from schemas.http_explanations import Finding
 from streams.history_queries import HistoryQueries
-from streams.history_store import RUN_EVENT_COLUMNS, HistoryStore
+from streams.history_store import HistoryStore
+from streams.history_tables import RUN_EVENT_COLUMNS
 
 TENANT = "acme"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -16,7 +16,8 @@ from fencepost.verification.event_source import Page
 from fencepost.verification.events import JobEvent, RunEvent
 from fencepost.verification.history_pages import HistoryPages
 from streams.history_queries import HistoryQueries
-from streams.history_store import RUN_EVENT_COLUMNS, HistoryStore
+from streams.history_store import HistoryStore
+from streams.history_tables import RUN_EVENT_COLUMNS
 from tests.connectors.client.verification.told import NOON, at
 
 TENANT = "acme"

@@ -15,8 +15,16 @@ from fencepost.commandline.rendering import print_csv, print_json_rows, print_ta
 @click.option("--csv", "form", flag_value="csv", help="CSV with a header.")
 @pass_connection
 def query(connection: Connection, sql: str, limit: int, form: str | None) -> None:
-    """Ask the history, in read-only SQL over `runs`, `run_events` and `audit`.
+    """Ask the history, in read-only SQL.
 
+    \b
+    Tables
+      runs        the latest state of each run
+      attempts    each lease of a run: by whom, from when to when, and what became of it
+      jobs        the latest state of each job
+      decisions   of each occurrence what was decided last, and why
+      run_events  every event of runs and jobs
+      audit       who changed what
     \b
     Examples
       fencepost query "SELECT state, count(*) FROM runs GROUP BY state"
