@@ -133,6 +133,7 @@ class Api:
         shards.on_added(self._add_shard)
         self.authenticator = Authenticator(shards.home, Issuer(settings.issuer) if settings.issuer else None)
         self.quotas = LeaseQuotas(shards.home)
+        self.metrics.lease_quota_part.set_function(lambda: self.quotas.part)
         self.leases = Leases(shards, self.index, self.poll, self.metrics, self.budgets.leases, self.quotas)
         ends = EndedAttempts(shards, self.history)
         self.outcomes = [

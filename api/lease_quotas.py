@@ -147,6 +147,7 @@ class LeaseQuotas:
         self._no_quota = NoQuota()
         self._quotas: dict[str, SharedQuota] = {}
         self._is_announced = False
+        self.part = 0.0  # of each quota, which is ours; 0 while there is none
 
     def of(self, tenant: str) -> Quota:
         """As it is now: a call that has waited asks again."""
@@ -176,11 +177,12 @@ class LeaseQuotas:
 
     def adopt(self, limits: Mapping[str, TenantLimits], peers: Peers) -> None:
         """limits: of tenants with a quota. peers: a process that they did not count has no part yet."""
-        share = 1 / (peers.others + 1) if peers.knew_us or not peers.others else 0.0
+        may_give = limits and (peers.knew_us or not peers.others)
+        self.part = 1 / (peers.others + 1) if may_give else 0.0
         for tenant in self._quotas.keys() - limits.keys():
             self._quotas.pop(tenant).lift()
         for tenant, each in limits.items():
-            self._quotas.setdefault(tenant, SharedQuota(self._clock)).resize(each, share)
+            self._quotas.setdefault(tenant, SharedQuota(self._clock)).resize(each, self.part)
 
     async def _leave(self) -> None:
         """Our part is the others' from their next look on."""

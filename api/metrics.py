@@ -45,6 +45,7 @@ MEASURES = (
     Measure("ready_polls", "counter", "Looks into the ledger for due runs that no hint told."),
     Measure("polled_runs", "counter", "Due runs that those looks found and the index did not know."),
     Measure("lease_quota_waits", "counter", "Waits of lease calls for their tenant's quota."),
+    Measure("lease_quota_part", "gauge", "What this process may give of each tenant's quota, of 1; 0 without quotas."),
     Measure("long_polls_waiting", "gauge", "Lease calls that wait for a run."),
     Measure("ready_index_runs", "gauge", "Run ids in the ready index."),
     Measure("ready_index_dropped", "counter", "Run ids that did not fit into the ready index."),
@@ -143,6 +144,7 @@ class ApiMetrics:
     ready_index_runs: Gauge
     ready_index_dropped: Counter
     lease_quota_waits: Counter
+    lease_quota_part: Gauge
     commit_batch_runs: Distributions
     ledger_up: Gauge
     unowned_partitions: Gauge
