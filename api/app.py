@@ -57,6 +57,8 @@ from api.run_commands import RunCommands
 from api.runs import Runs
 from api.schedules import preview_schedule
 from api.slow_clients import Patience
+from api.token_uses import TokenUses
+from api.tokens import Tokens
 from api.watchdogs import Watchdogs
 from api.whoami import whoami
 from api.why import Why
@@ -64,7 +66,7 @@ from ledger.clock import LedgerClock
 from ledger.connection import Pool
 from ledger.shards import Shards
 from ledger.tokens import Role
-from schemas import http, http_declarations, http_explanations, http_operations
+from schemas import http, http_declarations, http_explanations, http_operations, http_tokens
 from schemas.codec import Codec
 
 PRODUCER: tuple[Role, ...] = ("producer",)
@@ -131,7 +133,9 @@ class Api:
         self.command_outcomes = {number: CommandOutcomes(pool) for number, pool in shards.pools.items()}
         self._watches: set[asyncio.Task[None]] = set()
         shards.on_added(self._add_shard)
-        self.authenticator = Authenticator(shards.home, Issuer(settings.issuer) if settings.issuer else None)
+        self.token_uses = TokenUses(shards.home)
+        issuer = Issuer(settings.issuer) if settings.issuer else None
+        self.authenticator = Authenticator(shards.home, issuer, on_use=self.token_uses.add)
         self.quotas = LeaseQuotas(shards.home)
         self.metrics.lease_quota_part.set_function(lambda: self.quotas.part)
         self.leases = Leases(shards, self.index, self.poll, self.metrics, self.budgets.leases, self.quotas)
@@ -157,6 +161,7 @@ class Api:
         self.run_commands = RunCommands(shards, self.runs, self.commands)
         self.dead_letters = DeadLetters(shards, self.commands)
         self.queues = Queues(shards, self.poll)
+        self.tokens = Tokens(shards.home)
         self.why = Why(shards, self.history, self.jobs)
         self.doctor = Doctor(shards, self.producer, self.history, self.clocks)
         self.queries = Queries(self.history)
@@ -211,6 +216,7 @@ class Api:
         self.hints.start()
         self._watch(self.poll.run())
         self._watch(self.quotas.follow())
+        self._watch(self.token_uses.follow())
         for number, pool in self._shards.pools.items():
             self._watch_shard(number, pool)
         try:
@@ -236,6 +242,7 @@ class Api:
         yield self._get("/v1/jobs/{id}", self.jobs.show, STEERING)
         yield self._get("/v1/runs/{id}", self.runs.show, EVERYONE)
         yield from self._operations()
+        yield from self._token_calls()
         yield self._get("/v1/whoami", whoami, EVERYONE, queue_scope="none")
         yield self._get("/v1/schedules", self.live_schedules.list, STEERING, http_declarations.LiveQuery, "filtered")
         reads = self.budgets.reads
@@ -298,6 +305,14 @@ class Api:
         yield self._route(
             "PATCH", "/v1/tenant", queues.change_tenant, http_operations.TenantSettings, ADMIN, queue_scope="whole"
         )
+
+    def _token_calls(self) -> Iterator[Route]:
+        """What only administrators do: it goes to home alone."""
+        tokens = self.tokens
+        yield self._get("/v1/tokens", tokens.list, ADMIN, http_tokens.TokenQuery, "filtered")
+        yield self._post("/v1/tokens", tokens.create, http_tokens.NewToken, ADMIN, limit=SMALL_BODY)
+        yield self._post("/v1/tokens/{id}/rotate", tokens.rotate, http_tokens.TokenRotation, ADMIN, limit=SMALL_BODY)
+        yield self._route("DELETE", "/v1/tokens/{id}", tokens.revoke, http.NoBody, ADMIN)
 
     def _get(
         self,

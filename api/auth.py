@@ -25,7 +25,10 @@ Remembered = OrderedDict[bytes, Entry]
 
 class Authenticator:
     """Tells whom a token speaks for. Tokens are remembered by their hash, known and unknown ones apart, so that a
-    flood of wrong tokens cannot push out right ones."""
+    flood of wrong tokens cannot push out right ones.
+
+    on_use: gets the id of one of the ledger's tokens when it is looked up: every ttl_s while it is in use.
+    """
 
     def __init__(
         self,
@@ -34,8 +37,10 @@ class Authenticator:
         *,
         ttl_s: float = TTL_S,
         clock: Callable[[], float] = time.monotonic,
+        on_use: Callable[[str], object] = lambda _token_id: None,
     ) -> None:
         self._pool = pool
+        self._on_use = on_use
         self._issuer = issuer
         self._ttl_s = ttl_s
         self._clock = clock
@@ -78,7 +83,10 @@ class Authenticator:
     async def _judge(self, token: str) -> FoundToken | None:
         if self._issuer is None or not self._issuer.has_made(token):
             async with session(self._pool) as conn:
-                return await find_token(conn, token)
+                found = await find_token(conn, token)
+            if found is not None:
+                self._on_use(found.identity.token_id)
+            return found
         async with session(self._pool) as conn:
             now = await ledger_now(conn)
         return await self._issuer.find(token, now.timestamp())

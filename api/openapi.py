@@ -13,6 +13,7 @@ from dataclasses import fields
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from uuid import UUID
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +22,7 @@ from starlette.routing import Route
 from api.endpoints import Endpoint, OpenEndpoint, Reply, Text
 from schemas.commands import Name
 from schemas.http import NoBody, ProblemDocument
+from schemas.http_tokens import TokenId
 
 Json = dict[str, Any]
 AnyEndpoint = Endpoint[Any] | OpenEndpoint
@@ -171,7 +173,8 @@ def _operation(route: Route, schemas: Schemas) -> Json:
 
 def _parameters(path: str, endpoint: Endpoint[Any], schemas: Schemas) -> Iterator[Json]:
     if "{id}" in path:
-        yield {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "format": "uuid"}}
+        kind = TokenId if "/tokens/" in path else UUID
+        yield {"name": "id", "in": "path", "required": True, "schema": _portable(msgspec.json.schema(kind))}
     if "{queue}" in path:
         yield {"name": "queue", "in": "path", "required": True, "schema": _portable(msgspec.json.schema(Name))}
     if endpoint.from_query:
@@ -189,7 +192,8 @@ def _problems(path: str, endpoint: Endpoint[Any]) -> Iterator[int]:
     yield from (401, 403)
     if "{id}" in path:
         yield 404
-    if endpoint.keyed or holds_lease or "/jobs" in path:  # a newer server may have stored what this one cannot read
+    # Of jobs a newer server may have stored what this one cannot read.
+    if endpoint.keyed or holds_lease or "/jobs" in path or path.endswith("/rotate"):
         yield 409
     if reads_body or endpoint.from_query or endpoint.keyed or "{queue}" in path:
         yield 422

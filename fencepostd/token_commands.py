@@ -102,23 +102,26 @@ def rotate(postgres: str, token_id: str, overlap: timedelta, expires_in: timedel
 @click.option("--tenant", help="Of this one. Default: of all.")
 @refusals
 def list_all(postgres: str, tenant: str | None) -> None:
-    """Show tokens, without their secrets: also those that have ended, until they are forgotten 90 days later."""
+    """Show tokens, without their secrets: also those that have ended, until they are forgotten 90 days later.
+
+    When one was last used is told a minute or two late.
+    """
 
     async def work() -> list[TokenView]:
         async with _home(postgres) as conn:
             return await list_tokens(conn, tenant)
 
-    row = "{:<12}  {:<16}  {:<8}  {:<20}  {:<20}  {:<20}  {}"
-    click.echo(row.format("ID", "TENANT", "ROLE", "QUEUES", "CREATED", "EXPIRES", "STATE"))
+    row = "{:<12}  {:<16}  {:<8}  {:<20}  {:<20}  {:<20}  {:<20}  {}"
+    click.echo(row.format("ID", "TENANT", "ROLE", "QUEUES", "CREATED", "EXPIRES", "LAST USED", "STATE"))
     for each in asyncio.run(work()):
         queues = "all" if each.queues is None else ",".join(each.queues)
-        ends = _instant(each.expires_at) if each.expires_at else "never"
+        instants = map(_instant, (each.created_at, each.expires_at, each.last_used_at))
         state = each.state + (f", replaced by {each.replaced_by}" if each.replaced_by else "")
-        click.echo(row.format(each.token_id, each.tenant, each.role, queues, _instant(each.created_at), ends, state))
+        click.echo(row.format(each.token_id, each.tenant, each.role, queues, *instants, state))
 
 
-def _instant(at: datetime) -> str:
-    return f"{at:%Y-%m-%dT%H:%M:%SZ}"
+def _instant(at: datetime | None) -> str:
+    return f"{at:%Y-%m-%dT%H:%M:%SZ}" if at else "never"
 
 
 @token.command("revoke")

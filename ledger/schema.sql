@@ -42,7 +42,8 @@ CREATE TABLE tokens (
     created_at timestamptz NOT NULL DEFAULT now(),
     revoked_at timestamptz,
     expires_at timestamptz,                        -- NULL: never
-    replaced_by text                               -- the token that a rotation made in its place
+    replaced_by text,                              -- the token that a rotation made in its place
+    last_used_at timestamptz                       -- about when: at most some minutes old while it is in use
 );
 
 -- active -> paused -> active; either -> deleted (a tombstone, so that no old command brings the job back).

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Literal, NamedTuple
 
@@ -40,7 +41,10 @@ class FoundToken(NamedTuple):
 
 
 class TokenView(NamedTuple):
-    """What is told of a token: all but its secret. replaced_by: the id of the token that a rotation made of it."""
+    """What is told of a token: all but its secret. replaced_by: the id of the token that a rotation made of it.
+
+    last_used_at: about, see `note_uses`; None: never, as far as anybody has noted.
+    """
 
     token_id: str
     tenant: str
@@ -50,6 +54,7 @@ class TokenView(NamedTuple):
     expires_at: datetime | None
     revoked_at: datetime | None
     replaced_by: str | None
+    last_used_at: datetime | None
     state: State
 
 
@@ -167,10 +172,37 @@ async def revoke_token(conn: Connection, token_id: str, *, by: str | None = None
     return (await conn.execute(REVOKE_TOKEN, {"token_id": token_id, "by": by})).rowcount == 1
 
 
-LIST_TOKENS = """
-SELECT token_id, tenant, role, queues, created_at, expires_at, revoked_at, replaced_by,
+_VIEW = """
+SELECT token_id, tenant, role, queues, created_at, expires_at, revoked_at, replaced_by, last_used_at,
        CASE WHEN revoked_at IS NOT NULL THEN 'revoked' WHEN expires_at <= now() THEN 'expired' ELSE 'in force' END
-FROM tokens WHERE %(tenant)s::text IS NULL OR tenant = %(tenant)s
+FROM tokens
+"""
+READ_TOKEN = f"{_VIEW} WHERE token_id = %s"
+
+
+async def read_token(conn: Connection, token_id: str) -> TokenView | None:
+    """None when there is none, or it is forgotten."""
+    row = await (await conn.execute(READ_TOKEN, (token_id,))).fetchone()
+    return TokenView(*row) if row else None
+
+
+PAGE_TOKENS = f"""{_VIEW}
+WHERE tenant = %(tenant)s AND (%(queues)s::text[] IS NULL OR queues <@ %(queues)s::text[])
+  AND (%(after)s::text IS NULL OR token_id > %(after)s)
+ORDER BY token_id LIMIT %(limit)s
+"""
+
+
+async def page_tokens(
+    conn: Connection, tenant: str, queues: Collection[str] | None, limit: int, after: str | None = None
+) -> list[TokenView]:
+    """A tenant's tokens in the order of their ids. queues: those good for none but these; None: any. after: an id."""
+    asked = {"tenant": tenant, "queues": queues and list(queues), "limit": limit, "after": after}
+    return [TokenView(*row) for row in await (await conn.execute(PAGE_TOKENS, asked)).fetchall()]
+
+
+LIST_TOKENS = f"""{_VIEW}
+WHERE %(tenant)s::text IS NULL OR tenant = %(tenant)s
 ORDER BY tenant, created_at, token_id
 """
 
@@ -178,6 +210,18 @@ ORDER BY tenant, created_at, token_id
 async def list_tokens(conn: Connection, tenant: str | None = None) -> list[TokenView]:
     """Tokens by tenant and age, of one tenant or of all, with those that have ended and are not forgotten yet."""
     return [TokenView(*row) for row in await (await conn.execute(LIST_TOKENS, {"tenant": tenant})).fetchall()]
+
+
+# Several processes note the same token: what one has just noted the others leave alone.
+NOTE_USES = """
+UPDATE tokens SET last_used_at = now()
+WHERE token_id = ANY (%s) AND (last_used_at IS NULL OR last_used_at < now() - interval '30 seconds')
+"""
+
+
+async def note_uses(conn: Connection, token_ids: Collection[str]) -> None:
+    """They were used within the last minute or so."""
+    await conn.execute(NOTE_USES, (list(token_ids),))
 
 
 FORGET_TOKENS = "DELETE FROM tokens WHERE least(revoked_at, expires_at) < now() - %s::interval"

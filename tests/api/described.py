@@ -88,6 +88,8 @@ class Operation:
                 return {key: self.value(schema["properties"][key], known, key) for key in sorted(needed)}
             case {"type": "array"}:
                 return [self.value(schema["items"], known, name.removesuffix("s"))]
+            case {"enum": [first, *_]}:
+                return first
             case {"type": "integer" | "number"}:
                 return schema.get("minimum", 1)
             case {"format": "date-time"}:

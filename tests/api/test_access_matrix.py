@@ -31,13 +31,14 @@ QUARTERS = [(tenant, queue) for tenant in (OURS, THEIRS) for queue in (MINE, NOT
 
 @dataclass(frozen=True)
 class Target:
-    """What a call is about: a job and its run, in a queue of a tenant."""
+    """What a call is about: a job, its run, and a token for the queue of a tenant that they are in."""
 
     tenant: str
     queue: str
     run_id: str
     job_id: str
     lease_token: int
+    token_id: str
 
     def call(self, operation: Operation, client: httpx.AsyncClient, *, names_it: bool = True) -> httpx.Request:
         """The operation about this, with the least that it takes. names_it: also where it need not."""
@@ -45,11 +46,13 @@ class Target:
             "runId": self.run_id,
             "jobId": self.job_id,
             "queue": self.queue,
+            "queues": [self.queue],
             "leaseToken": self.lease_token,
             "declaredSet": "set",
             "waitSeconds": 0,
         }
-        known["id"] = self.run_id if "/runs/" in operation.path else self.job_id
+        ids = {"jobs": self.job_id, "runs": self.run_id, "tokens": self.token_id}
+        known["id"] = next((each for kind, each in ids.items() if f"/{kind}/" in operation.path), None)
         path = operation.path.format(**{each["name"]: known[each["name"]] for each in operation.parameters("path")})
         known = known if names_it else {}
         asked = {
@@ -86,7 +89,8 @@ class World:
         worker = await self._callers("worker", tenant)
         leased = {run["runId"]: run for run in await worker.lease(queue, max=100, waitSeconds=5)}
         run = leased[str(run_id)]
-        return Target(tenant, queue, run["runId"], run["jobId"], run["leaseToken"])
+        token = await self._callers.token("worker", tenant, [queue])
+        return Target(tenant, queue, run["runId"], run["jobId"], run["leaseToken"], token.split("_")[1])
 
     async def dead(self, tenant: str, queue: str) -> Target:
         """A run that has failed for good."""
@@ -130,7 +134,7 @@ def fault(operation: Operation, response: httpx.Response, status: int | None) ->
 def leak(request: httpx.Request, response: httpx.Response, hidden: Sequence[Target]) -> str | None:
     """What an answer tells of others beyond what its caller has named."""
     named = f"{request.url} {request.content.decode()}"
-    ids = (each for target in hidden for each in (target.run_id, target.job_id))
+    ids = (each for target in hidden for each in (target.run_id, target.job_id, target.token_id))
     return next((f"tells of {each}" for each in ids if each in response.text and each not in named), None)
 
 

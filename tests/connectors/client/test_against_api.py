@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from fencepost import (
+    Conflict,
     FencepostClient,
     Invalid,
     JobSpec,
@@ -294,6 +295,20 @@ async def test_a_job_is_edited_backfilled_and_its_queue_paused(clients: Clients,
         assert (await client.set_tenant(lease_burst=None)).leases_per_second == 1_000
         assert (await client.set_tenant(leases_per_second=None)).leases_per_second is None
         assert (await client.tenant()).paused_queues == []
+
+
+async def test_an_administrator_makes_rotates_and_revokes_a_token(clients: Clients) -> None:
+    async with clients.client() as client:
+        made = await client.create_token("worker", queues=["mail"], expires_in=timedelta(days=1))
+        rotated = await client.rotate_token(made.token_id, overlap=timedelta(0))
+        assert rotated.token.startswith(f"fp_{rotated.token_id}_")
+        assert (await client.revoke_token(rotated.token_id)).state == "revoked"
+        page = await client.tokens(limit=1000)
+        states = {each.token_id: (each.state, each.replaced_by) for each in page.tokens}
+        assert states[made.token_id] == ("expired", rotated.token_id)
+        assert page.next is None
+        with pytest.raises(Conflict):
+            await client.rotate_token(made.token_id)
 
 
 async def test_a_webhook_s_answer_is_the_result_of_its_run(clients: Clients, owner: Owner) -> None:

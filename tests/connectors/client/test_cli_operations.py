@@ -224,3 +224,54 @@ def test_help_has_an_example(args: list[str]) -> None:
     result = fencepost(*args, "--help")
     assert result.exit_code == 0
     assert f"fencepost {' '.join(args)}" in result.stdout.partition("Example")[2]
+
+
+TOKEN_ID = "4f2a90c1b7de"
+TOKEN = {
+    "tokenId": TOKEN_ID, "role": "worker", "queues": ["mail"], "createdAt": "2026-03-01T09:00:00Z", "state": "in force",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("args", "asked"),
+    [
+        (["create", "--role", "worker"], ("POST", "/v1/tokens", {"role": "worker", "queues": None})),
+        (
+            ["create", "--role", "admin", "--queue", "mail", "--queue", "sms", "--expires-in", "90d"],
+            ("POST", "/v1/tokens", {"role": "admin", "queues": ["mail", "sms"], "expiresInSeconds": 90 * 86_400.0}),
+        ),
+        (["rotate", TOKEN_ID], ("POST", f"/v1/tokens/{TOKEN_ID}/rotate", {"overlapSeconds": 3600.0})),
+        (
+            ["rotate", TOKEN_ID, "--overlap", "1d", "--expires-in", "2w"],
+            (
+                "POST",
+                f"/v1/tokens/{TOKEN_ID}/rotate",
+                {"overlapSeconds": 86_400.0, "expiresInSeconds": 14 * 86_400.0},
+            ),
+        ),
+    ],
+)
+def test_a_token_that_was_made_is_printed_and_nothing_else(server: ScriptedServer, args: list[str], asked: Any) -> None:
+    server.answer = (201, {"tokenId": TOKEN_ID, "token": f"fp_{TOKEN_ID}_secret"})
+    result = fencepost("token", *args, url=server.url)
+    assert (result.exit_code, result.stdout) == (0, f"fp_{TOKEN_ID}_secret\n")
+    assert server.asked == [asked]
+
+
+def test_making_a_token_is_not_repeated_for_it_might_have_been_made(server: ScriptedServer) -> None:
+    server.answer = (503, {"title": "Service Unavailable"})
+    assert fencepost("token", "create", "--role", "worker", url=server.url).exit_code == 3
+    assert len(server.asked) == 1
+
+
+def test_tokens_are_listed_and_revoked(server: ScriptedServer) -> None:
+    server.answer = (200, {"tokens": [TOKEN], "next": None})
+    listed = fencepost("token", "list", url=server.url)
+    assert (listed.exit_code, TOKEN_ID in listed.stdout, "(1 row)" in listed.stdout) == (0, True, True)
+    server.answer = (200, TOKEN | {"state": "revoked"})
+    revoked = fencepost("token", "revoke", TOKEN_ID, "--json", url=server.url)
+    assert (revoked.exit_code, json.loads(revoked.stdout)["state"]) == (0, "revoked")
+    assert [call[:2] for call in server.asked] == [
+        ("GET", "/v1/tokens?limit=1000"),
+        ("DELETE", f"/v1/tokens/{TOKEN_ID}"),
+    ]

@@ -20,6 +20,7 @@ COMMANDS = {
     "dead": "fencepost.commandline.dead_letters",
     "queues": "fencepost.commandline.queues",
     "tenant": "fencepost.commandline.queues",
+    "token": "fencepost.commandline.tokens",
     "query": "fencepost.commandline.queries",
     "work": "fencepost.commandline.shell_worker",
     "webhook": "fencepost.commandline.webhook_worker",

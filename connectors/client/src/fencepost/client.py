@@ -14,9 +14,10 @@ from fencepost.lease_client import LeaseClient
 from fencepost.models import BackfillAnswer, CommandAnswer, Job, Preview, QueryAnswer, Run
 from fencepost.operator_client import OperatorClient
 from fencepost.sealing import sealed, sealed_spec
+from fencepost.token_client import TokenClient
 
 
-class FencepostClient(LeaseClient, OperatorClient, DeclarationClient, ExplanationClient, ForecastClient):
+class FencepostClient(LeaseClient, OperatorClient, TokenClient, DeclarationClient, ExplanationClient, ForecastClient):
     """Use it as `async with FencepostClient(url, token) as fencepost: …`.
 
     Every call may raise the errors of `fencepost.errors`. Calls that got no answer, or 503, are repeated for

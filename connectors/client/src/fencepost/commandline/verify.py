@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +15,7 @@ import msgspec
 from fencepost.commandline.bulk_send import SettingParam
 from fencepost.commandline.certificate_text import certificate_lines, violation_lines
 from fencepost.commandline.connection import Connection, pass_connection
-from fencepost.commandline.parameters import InstantParam, json_option
+from fencepost.commandline.parameters import InstantParam, SpanParam, json_option
 from fencepost.errors import Refused, ServerFault, TryAgain
 from fencepost.shutdown import Shutdown
 from fencepost.verification.certificate import Certificate, Violation
@@ -28,25 +27,6 @@ from fencepost.verification.verifier import Verifier
 
 EXITS = {"holds": 0, "violated": 1, "not judged": 2}
 EXIT_INTERRUPTED = 130
-_UNITS = {
-    "s": timedelta(seconds=1),
-    "m": timedelta(minutes=1),
-    "h": timedelta(hours=1),
-    "d": timedelta(days=1),
-    "w": timedelta(weeks=1),
-}
-
-
-class SpanParam(click.ParamType):
-    name = "time"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        if isinstance(value, timedelta):
-            return value
-        found = re.fullmatch(r"([0-9]{1,6})([smhdw])", str(value))
-        if not found or not int(found[1]):
-            self.fail(f"{value!r} is no time such as 90s, 15m, 24h, 7d or 2w", param, ctx)
-        return int(found[1]) * _UNITS[found[2]]
 
 
 class Asked(NamedTuple):
