@@ -158,8 +158,8 @@ def test_a_token_is_rotated_and_listed_by_its_id_and_no_list_shows_a_secret(ledg
         assert asyncio.run(identity(ledger_dsn, token)) == ("acme", "worker", None)
     assert run("token", "rotate", *ledger, old_id).exit_code == 1
     listed = run("token", "list", *ledger, "--tenant", "acme").output
-    assert re.search(rf"^{old_id} .*Z +in force, replaced by {new_id}$", listed, re.MULTILINE), listed
-    assert re.search(rf"^{new_id}  acme +worker +all +\S+Z  never +in force$", listed, re.MULTILINE), listed
+    assert re.search(rf"^{old_id} .*Z +never +in force, replaced by {new_id}$", listed, re.MULTILINE), listed
+    assert re.search(rf"^{new_id}  acme +worker +all +\S+Z  never +never +in force$", listed, re.MULTILINE), listed
     assert not any(token.split("_", 2)[2] in listed for token in (old, new))
 
 
