@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -112,6 +112,15 @@ class _Leases(Struct):
     leases: list[KnownLease]
 
 
+class _Slice(Struct):
+    number: int
+    count: int
+
+
+class _Slices(Struct):
+    slices: list[_Slice]
+
+
 class HistoryHealth(Struct):
     """kafka: whether its topic was ever reached. lag: how many records each partition is behind."""
 
@@ -159,6 +168,19 @@ class HistoryClient:
         """When runs of a job were leased in a time. Raises HistoryAway."""
         asked = {"since": since.isoformat(), "until": until.isoformat()}
         return (await self._get(f"/jobs/{job_id}/leases", _Leases, asked)).leases
+
+    async def tenant_leases(
+        self, tenant: str, since: datetime, until: datetime, slice_length: timedelta
+    ) -> dict[int, int]:
+        """How many leases a tenant had in each slice of a time, by its number. Raises HistoryAway."""
+        asked = {
+            "tenant": tenant,
+            "since": since.isoformat(),
+            "until": until.isoformat(),
+            "sliceUs": str(slice_length // timedelta(microseconds=1)),
+        }
+        found = await self._get("/tenant-leases", _Slices, asked)
+        return {each.number: each.count for each in found.slices}
 
     async def occurrence(self, job_id: UUID, at: datetime) -> KnownOccurrence:
         """What bears on a job's occurrence. Raises HistoryAway."""

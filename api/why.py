@@ -21,6 +21,7 @@ from api.history_client import HistoryClient, KnownEvent, KnownLease, KnownOccur
 from api.jobs import Jobs
 from api.occurrence_decisions import decision_of
 from api.problems import not_found
+from api.quota_waits import Slices, slices_of, used_up
 from api.turns import between_leases, goes_in_turn, while_leased
 from ledger.completions import what_ended
 from ledger.connection import Connection, session
@@ -30,6 +31,7 @@ from ledger.partitions import Tenure, list_takeovers
 from ledger.pauses import Pause, list_pauses
 from ledger.runs import RunState, read_run, read_runs
 from ledger.shards import Shards
+from ledger.tenant_limits import read_quota
 from ledger.tokens import Identity
 from schemas import http_explanations as http
 from schemas.events import GONE_EVENTS
@@ -91,6 +93,7 @@ class Why:
             ownership = await read_ownership(conn, partition_of_run(run_id))
             since = _since_when(life, ownership.now)
             hindrances = await _hindrances(conn, run_id, found.tenant, found.queue, since)
+            quota = await read_quota(conn, found.tenant)
         if ownership.owner is None:
             sentence = "its partition has no owner"
             hindrances.append(Hindrance("owner_taking_over", ownership.owner_since, None, sentence))
@@ -100,7 +103,11 @@ class Why:
             hindrances += while_leased(others)
             if goes_in_turn(row, events):
                 hindrances += between_leases(others, await self._waiting(found.job_id, others))
-        return _answer(run_id, row, events, timeline(life, hindrances, ownership.now), incomplete, ownership.now)
+        told = timeline(life, hindrances, ownership.now)
+        if quota and (slices := slices_of(quota, told)):
+            leased = await self._leased(found.tenant, slices)
+            told = timeline(life, [*hindrances, *used_up(quota, slices, leased)], ownership.now)
+        return _answer(run_id, row, events, told, incomplete, ownership.now)
 
     async def _life(self, run_id: UUID) -> tuple[RunState | None, list[KnownEvent], bool]:
         """The ledger's row and the history's events, and whether newer events have not come in time.
@@ -116,6 +123,11 @@ class Why:
             if complete or time.monotonic() >= until:
                 return row, events, not complete
             await asyncio.sleep(ASK_AGAIN_S)
+
+    async def _leased(self, tenant: str, slices: Slices) -> dict[int, int]:
+        """How many leases the tenant had in each slice."""
+        _, end = slices.bounds(slices.count - 1)
+        return await self._history.tenant_leases(tenant, slices.start, end, slices.length)
 
     async def _waiting(self, job_id: UUID, leases: Sequence[KnownLease]) -> set[UUID]:
         """Those of the job's runs that wait to be leased again."""

@@ -32,6 +32,22 @@ async def read_limits(conn: Connection) -> dict[str, TenantLimits]:
     return {tenant: TenantLimits(*limits) for tenant, *limits in rows}
 
 
+class Quota(NamedTuple):
+    """Of leases, as it is now. set_at: since when at the latest."""
+
+    leases_per_s: float
+    set_at: datetime
+
+
+READ_QUOTA = "SELECT leases_per_s, set_at FROM tenant_limits WHERE tenant = %s AND leases_per_s IS NOT NULL"
+
+
+async def read_quota(conn: Connection, tenant: str) -> Quota | None:
+    """None for a tenant without one."""
+    row = await (await conn.execute(READ_QUOTA, (tenant,))).fetchone()
+    return Quota(*row) if row else None
+
+
 _NAMES = ("leasesPerSecond", "leaseBurst", "maxPendingRuns")  # as the API has them
 _WORDS = ", ".join(
     f"'{name}: ' || coalesce({limit}::text, 'none')" for limit, name in zip(TenantLimits._fields, _NAMES, strict=True)

@@ -24,6 +24,7 @@ Cause = Literal[
     "queue_paused",
     "overlap",  # another run of its job was leased
     "owner_taking_over",  # its partition had no owner who could hint it
+    "lease_quota",  # its tenant had leased all it may, so who asked for more had to wait
     "no_worker_asked",  # the rest: it was there to be leased
     "running",
     "retry_delay",
@@ -31,7 +32,7 @@ Cause = Literal[
     "ended",  # between its end and a replay
 ]
 # Where several hold at once, the first one counts. A paused job comes before them all: its runs are put aside.
-PRIORITY: tuple[Cause, ...] = ("tenant_paused", "queue_paused", "overlap", "owner_taking_over")
+PRIORITY: tuple[Cause, ...] = ("tenant_paused", "queue_paused", "overlap", "owner_taking_over", "lease_quota")
 
 _MICROSECOND = datetime.resolution
 # A cancel that is asked for changes nothing about where the run is.

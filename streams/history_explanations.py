@@ -43,6 +43,12 @@ SELECT run_id AS "runId", happened_at AS "since", until FROM moves
 WHERE type = 'run_leased' AND (until IS NULL OR until > $since) ORDER BY happened_at LIMIT {MOST_ROWS}
 """
 
+COUNT_TENANT_LEASES = f"""
+SELECT (epoch_us(happened_at) - epoch_us($since::TIMESTAMPTZ)) // $slice_us AS number, count(*) AS count
+FROM {SCHEMA}.run_events
+WHERE tenant = $tenant AND type = 'run_leased' AND happened_at >= $since AND happened_at < $until GROUP BY number
+"""
+
 READ_JOB_EVENTS = f"""
 SELECT type, happened_at AS "at", version, due_at AS "cursor", definition FROM {SCHEMA}.run_events
 WHERE job_id = $job_id AND run_id IS NULL AND type <> 'occurrences_skipped' ORDER BY version LIMIT {MOST_ROWS}
@@ -77,6 +83,7 @@ class HistoryExplanations:
         return [
             Route("/runs/{run_id}/events", self.run_events, methods=["GET"]),
             Route("/jobs/{job_id}/leases", self.job_leases, methods=["GET"]),
+            Route("/tenant-leases", self.tenant_leases, methods=["GET"]),
             Route("/jobs/{job_id}/occurrence", self.occurrence, methods=["GET"]),
         ]
 
@@ -93,6 +100,16 @@ class HistoryExplanations:
         """
         span = {"since": _instant(request, "since"), "until": _instant(request, "until")}
         return _json(await self._read({"leases": (READ_JOB_LEASES, {"job_id": _id(request, "job_id")} | span)}))
+
+    async def tenant_leases(self, request: Request) -> Response:
+        """{slices: [{number, count}]}: how many leases ?tenant= had in each ?sliceUs= from ?since= to ?until= on."""
+        asked = {
+            "tenant": request.query_params["tenant"],
+            "slice_us": int(request.query_params["sliceUs"]),
+            "since": _instant(request, "since"),
+            "until": _instant(request, "until"),
+        }
+        return _json(await self._read({"slices": (COUNT_TENANT_LEASES, asked)}))
 
     async def occurrence(self, request: Request) -> Response:
         """{runs, ranges, jobEvents, version}: what bears on the occurrence of a job at ?at=.

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from api.app import ApiSettings
+from api.app import Api, ApiSettings
 from fencepost.explanation_client import OccurrenceExplanation, RunExplanation
 from ledger.advances import Advance, advance_jobs
 from ledger.connection import Pool, session
@@ -406,3 +406,21 @@ async def test_an_instant_that_is_none_is_refused_by_its_field(job: HourlyJob, o
         assert (response.status_code, response.json()["field"]) == (422, "at")
     assert (await operator.get(f"/v1/jobs/{job.job_id}/why")).json()["field"] == "at"
     assert (await asked(operator, new_id(), "2026-03-01T09:00:00Z")).status_code == 404
+
+
+async def test_a_run_that_its_tenant_s_quota_kept_waiting_is_told_so(
+    api: Api, worker: Caller, operator: Caller, callers: Callers, owner: Owner, past: Past, ledger_pool: Pool
+) -> None:
+    await (await callers("admin")).patch("/v1/tenant", {"leasesPerSecond": 20})
+    async with session(ledger_pool) as conn:
+        await conn.execute("UPDATE tenant_limits SET set_at = now() - interval '1 hour'")
+    await api.quotas.look()
+    *_, last = await owner.make_due(60)
+    leased: set[str] = set()
+    while str(last) not in leased:
+        leased |= {run["runId"] for run in await worker.lease(max=60, waitSeconds=10)}
+    await past.relayed()
+    answer = await why(operator, last)
+    [quota] = [each for each in answer["intervals"] if each["cause"] == "lease_quota"]
+    assert quota["detail"] == "its tenant's quota of 20 leases a second was used up"
+    assert quota["ms"] > 1000

@@ -19,7 +19,7 @@ class WaitInterval(Struct, rename="camel", kw_only=True, frozen=True):
     """A piece of a run's time. late: it is part of the lateness. ms: its length, exact to the microsecond.
 
     cause: not_due, not_decided, catching_up, job_paused, tenant_paused, queue_paused, overlap, owner_taking_over,
-    no_worker_asked, running, retry_delay, snoozed, ended, or one of a newer server.
+    lease_quota, no_worker_asked, running, retry_delay, snoozed, ended, or one of a newer server.
     """
 
     start: datetime = field(name="from")
