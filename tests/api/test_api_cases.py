@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -125,14 +126,55 @@ async def test_fai_003(worker: Caller, owner: Owner) -> None:
     assert len(leased) > 1
 
 
-@pytest.mark.usefixtures("owner")
-async def test_fai_005(operator: Caller) -> None:
-    """The quota of ours that can be set is a queue's rate. 0 is refused, too: to pause is a call of its own."""
-    unlimited = None
-    for quota in given("fai-005")[0]["quota"]:
-        response = await operator.patch("/v1/queues/mail", {"ratePerSecond": quota})
-        if quota is unlimited:
-            assert (response.status_code, response.json()["ratePerSecond"]) == (200, None)
-        else:
-            assert (response.status_code, response.json()["field"]) == (422, "ratePerSecond"), quota
-    assert (await operator.post("/v1/queues/mail/pause")).status_code == 200
+async def test_fai_004(
+    api: Api, callers: Callers, producer: Caller, worker: Caller, owner: Owner, ledger_pool: Pool
+) -> None:
+    """The quota of ours on how many there are is a tenant's cap: what it holds back is creations."""
+    [case, expected] = given("fai-004")
+    admin, job = await callers("admin"), {"queue": "mail", "schedule": {"delaySeconds": 3600}}
+    await owner.make_due(case["running"])
+    running = await worker.lease(waitSeconds=15)
+    assert len(running) == case["running"]
+
+    async def claims() -> int:
+        """New ones, of one try. Whoever has counted or was refused a moment ago does not go by it any more."""
+        await owner.caps.read(ledger_pool, 1.0)
+        api.commands._full_until.clear()
+        return int((await producer.post("/v1/jobs", job)).status_code == 201)
+
+    async with owner.applying_commands():
+        answer = await admin.patch("/v1/tenant", {"maxPendingRuns": case["quota_changed_to"]})
+        assert answer.json()["maxPendingRuns"] == 2
+        killed = 0
+        while len(running) >= 2:
+            assert await claims() == expected["new_claims_until_running_lt_2"]
+            run = running.pop()
+            ended = await worker.post(f"/v1/runs/{run['runId']}/complete", {"leaseToken": run["leaseToken"]})
+            killed += ended.status_code != 200
+        assert killed == expected["killed"]
+        assert await claims() == 1
+
+
+async def test_fai_005(callers: Callers) -> None:
+    """Of each limit of a tenant. 0 is refused, too: to pause is a call of its own."""
+    admin, unlimited = await callers("admin"), None
+    for limit in ("leasesPerSecond", "leaseBurst", "maxPendingRuns"):
+        for quota in given("fai-005")[0]["quota"]:
+            response = await admin.patch("/v1/tenant", {limit: quota})
+            if quota is unlimited:
+                assert (response.status_code, response.json()[limit]) == (200, None)
+            else:
+                assert (response.status_code, response.json()["field"]) == (422, limit), quota
+    assert (await admin.post("/v1/tenant/pause")).json()["paused"]
+
+
+async def test_fai_007(api: Api, callers: Callers, worker: Caller, owner: Owner) -> None:
+    """The quota of ours on claims is a tenant's: its tokens are taken before anybody leases."""
+    quota = given("fai-007")[0]["lane_quota"]
+    await owner.make_due(3 * quota)
+    admin = await callers("admin")
+    await admin.patch("/v1/tenant", {"leasesPerSecond": 0.001, "leaseBurst": quota})
+    await api.quotas.look()
+    api.quotas.of("acme").give_back(quota)  # without the hours in which they come
+    claims = await asyncio.gather(*(worker.lease(max=quota, waitSeconds=1) for _ in range(10)))
+    assert sum(map(len, claims)) == quota

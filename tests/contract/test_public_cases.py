@@ -40,9 +40,6 @@ WHERE = {
     "clk-009": "schemas/test_commands.py test_a_command_s_time_without_a_zone_is_not_encoded",
     "clk-010": "streams/test_policy_cases.py test_heartbeats_keep_a_run_alive_while_the_clocks_are_changed",
     "clk-011": "streams/test_policy_cases.py test_an_owner_that_restarts_east_of_greenwich_misses_no_hour",
-    # The quota of ours on what runs at once is a job's: one run, unless its overlap is `allow`.
-    "fai-004": "ledger/test_overlap_changes.py test_nothing_starts_before_all_that_were_live_at_the_edit_have_ended",
-    "fai-007": "ledger/test_slots.py test_two_instances_never_have_two_runs_of_a_job_leased",
     # No claim reads what a tenant wrote. The row that cannot be read is the definition, for the next occurrence.
     "fai-008": "streams/test_unreadable_schedules.py test_its_late_run_is_handed_out_and_other_jobs_go_on",
     "fen-002": "ledger/test_leases.py test_an_older_token_is_refused",
