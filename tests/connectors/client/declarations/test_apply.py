@@ -235,3 +235,41 @@ async def test_moved_jobs_raise_before_anything_is_done(shell: Shell, client: Fe
     await shell.applied(shell.file, "--yes")
     with pytest.raises(PlanMoved, match=r"mails .* was not there, is active at version 1"):
         await apply_plan(client, plan)
+
+
+CODEC = ("--payload-codec", "tests.connectors.client.codec_of_tests:codec")
+
+
+async def payload_of(client: FencepostClient, name: str) -> Any:
+    """As the server has it."""
+    [found] = [each for each in (await found_jobs(client, "billing"))[0] if each.declared_as == f"billing/{name}"]
+    return found.payload
+
+
+async def test_payloads_of_a_file_are_sealed_and_what_is_sealed_is_no_change(
+    shell: Shell, client: FencepostClient
+) -> None:
+    shell.declare(sync=HOURLY, bare=AT_NINE)
+    assert "2 applied" in await shell.applied(shell.file, "--plan", await shell.plan(*CODEC), *CODEC)
+    assert [*await payload_of(client, "sync")] == ["encrypted"]
+    assert await payload_of(client, "bare") is None
+    assert "nothing to do" in await shell.applied(shell.file, "--yes", *CODEC)
+
+
+async def test_a_payload_that_was_readable_is_sealed_by_the_next_plan_with_a_codec(
+    shell: Shell, client: FencepostClient
+) -> None:
+    shell.declare(sync=HOURLY)
+    await shell.applied(shell.file, "--yes")
+    assert await payload_of(client, "sync") == {"to": "ops"}
+    assert "1 applied" in await shell.applied(shell.file, "--yes", *CODEC)
+    assert [*await payload_of(client, "sync")] == ["encrypted"]
+
+
+async def test_a_plan_with_a_codec_is_never_applied_without_one(shell: Shell, client: FencepostClient) -> None:
+    shell.declare(sync=HOURLY)
+    told = await shell.plan(*CODEC, "--out", str(shell.kept))
+    for args in ((shell.file, "--plan", told), (shell.kept,)):
+        assert (await shell("apply", *args)).exit_code != 0
+    assert await served(client) == {}
+    assert "1 applied" in await shell.applied(shell.kept, *CODEC)

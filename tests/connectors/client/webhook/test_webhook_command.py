@@ -7,12 +7,15 @@ import os
 import signal
 import sys
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from fencepost.cli import EXIT_USAGE, main
+from fencepost.sealing import opened, sealed
+from tests.connectors.client.codec_of_tests import codec
 from tests.connectors.client.lease_server import LeaseServer
-from tests.connectors.client.webhook.receiver import SECRET, Call, json_answer, receiving
+from tests.connectors.client.webhook.receiver import SECRET, Call, fixed, json_answer, receiving
 
 URL = "https://hooks.example.com/mail"
 
@@ -50,6 +53,47 @@ async def test_worker_process_calls_the_url_and_drains_on_sigterm(served: tuple[
     assert b"6 completed, 0 failed, 0 abandoned" in stderr
     assert {run.result for run in server.runs.values()} == set("012345")
     assert [len(call.headers["webhook-signature"].split()) for call in receiver.calls] == [2] * 6
+
+
+async def test_a_receiver_gets_payloads_opened_and_its_answer_is_sealed(served: tuple[LeaseServer, str]) -> None:
+    """Who has sealed nothing, or with another key, is not passed on."""
+    server, url = served
+    run, readable = server.add({"to": "ops"}, {"to": "all"})
+    server.runs[run].payload = msgspec.to_builtins(sealed({"to": "ops"}, codec))
+    async with receiving() as receiver:
+        receiver.answering = fixed(json_answer({"sent": True}))
+        process = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-m", "fencepost", "webhook", "--queue", "q", "--allow-http"],
+            *["--payload-codec", "tests.connectors.client.codec_of_tests:Sealing"],
+            *["--allow-private", "127.0.0.0/8", receiver.url],
+            env={
+                **os.environ,
+                "FENCEPOST_URL": url,
+                "FENCEPOST_TOKEN": "fp_1_secret",
+                "FENCEPOST_WEBHOOK_SECRET": SECRET,
+            },
+        )
+        await server.until(lambda: not {"pending", "leased"} & {*server.states()}, timeout_s=60)
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    assert [call.body for call in receiver.calls] == [b'{"to":"ops"}']
+    assert opened(server.runs[run].result, codec) == {"sent": True}
+    assert server.runs[readable].state == "dead"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nothing", "is not MODULE:ATTRIBUTE"),
+        ("no.such.module:codec", "gives no codec: ModuleNotFoundError"),
+        ("tests.connectors.client.codec_of_tests:nothing", "gives no codec: AttributeError"),
+        ("json:dumps", "gives no codec: TypeError"),
+        ("builtins:dict", "is no codec: it needs"),
+    ],
+)
+def test_a_codec_that_is_none_is_a_usage_error(name: str, said: str) -> None:
+    result = CliRunner().invoke(main, ["webhook", "--queue", "q", "--payload-codec", name, URL])
+    assert (result.exit_code, said in result.stderr) == (EXIT_USAGE, True), result.stderr
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,16 @@ import msgspec
 from fencepost.client import FencepostClient
 from fencepost.commandline.connection import Connection, pass_connection
 from fencepost.commandline.parameters import InstantParam
+from fencepost.commandline.payload_codecs import codec_option
 from fencepost.commandline.plan_text import TIMES_SHOWN, plan_lines
 from fencepost.declarations.application import Application, apply_plan, found_jobs
 from fencepost.declarations.errors import PlanMoved
-from fencepost.declarations.job_file import read_job_file
+from fencepost.declarations.job_file import DeclaredSet, read_job_file
 from fencepost.declarations.plan import Plan, make_plan
 from fencepost.declarations.plan_hash import moved_since
 from fencepost.errors import InvalidInput
 from fencepost.schedules.zones import TZDATA_VERSION
+from fencepost.sealing import PayloadCodec
 
 MANY = 200  # jobs, from which on there is a progress bar
 LONGEST_HORIZON = timedelta(days=366)
@@ -50,10 +52,12 @@ class PlanOptions(NamedTuple):
     set_name: str | None
     prune: bool
     start: datetime | None
+    payload_codec: PayloadCodec | None = None
 
 
 def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
+        codec_option("Seals the jobs' payloads; the plan has them as the file does."),
         click.option("--from", "start", type=InstantParam(), help="Where the horizon starts.  [default: now]"),
         click.option("--prune", is_flag=True, help="Delete jobs of the set that are not in the file."),
         click.option("--set", "set_name", metavar="NAME", help="The set.  [default: the file's `set`, or its name]"),
@@ -124,20 +128,22 @@ async def _apply(
 ) -> None:
     if kept is None:
         kept = await (_agreed_plan(client, file, told, options) if told else _asked_plan(client, file, yes, options))
+    if kept.sealed != (options.payload_codec is not None):
+        raise click.UsageError(f"the plan was made with{'' if kept.sealed else 'out'} --payload-codec: apply it so")
     await _check_tenant(client, kept)
     steps = kept.actions()
     if not steps:
         click.echo("nothing to do: the server's jobs are as the file says")
         return
     with _progress(len(steps), "applying") as bar:
-        application = await apply_plan(client, kept, on_step=lambda: bar.update(1))
+        application = await apply_plan(client, kept, codec=options.payload_codec, on_step=lambda: bar.update(1))
     _report(application)
 
 
 async def _agreed_plan(client: FencepostClient, file: Path, told: str, options: PlanOptions) -> Plan:
     """The plan of that hash, made again. Raises PlanMoved, unless there is nothing left to do."""
     made = await _make_plan(client, file, options)
-    declared = read_job_file(file, tenant=made.tenant, set_name=options.set_name)
+    declared = _declared(file, made.tenant, options)
     moved = moved_since(told, made.tenant, declared, made.base, prune=made.prune, start=made.start)
     if moved and made.actions():
         raise PlanMoved(moved)
@@ -154,8 +160,8 @@ async def _asked_plan(client: FencepostClient, file: Path, yes: bool, options: P
 
 async def _make_plan(client: FencepostClient, file: Path, options: PlanOptions) -> Plan:
     tenant = (await client.whoami()).tenant
-    declared = read_job_file(file, tenant=tenant, set_name=options.set_name)
-    found, tzdata = await found_jobs(client, declared.name)
+    declared = _declared(file, tenant, options)
+    found, tzdata = await found_jobs(client, declared.name, options.payload_codec)
     if tzdata != TZDATA_VERSION:
         click.echo(f"the server's time zones are {tzdata}, those here {TZDATA_VERSION}: times may differ", err=True)
     with _progress(len({*declared.jobs, *(job.job_id for job in found)}), "planning") as bar:
@@ -168,6 +174,11 @@ async def _make_plan(client: FencepostClient, file: Path, options: PlanOptions) 
             prune=options.prune,
             on_job=lambda: bar.update(1),
         )
+
+
+def _declared(file: Path, tenant: str, options: PlanOptions) -> DeclaredSet:
+    declared = read_job_file(file, tenant=tenant, set_name=options.set_name)
+    return declared._replace(sealed=options.payload_codec is not None)
 
 
 async def _check_tenant(client: FencepostClient, kept: Plan) -> None:
@@ -204,9 +215,10 @@ def _print_plan(made: Plan, most: int | None = TIMES_SHOWN) -> None:
 
 def _apply_options(made: Plan, out: Path | None, options: dict[str, Any]) -> str:
     """What leads `apply` to the same plan."""
+    codec = " --payload-codec …" if made.sealed else ""
     if out is not None:
-        return ""
-    given = f" --set {made.set}" if options["set_name"] else ""
+        return codec
+    given = codec + (f" --set {made.set}" if options["set_name"] else "")
     given += f" --from {options['start'].isoformat()}" if options["start"] else ""
     return f"{given}{' --prune' if made.prune else ''} --plan {made.hash}"
 

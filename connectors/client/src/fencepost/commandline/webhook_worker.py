@@ -133,13 +133,14 @@ def webhook(
 
     Hosts must be allowed, and every address that they resolve to must be public or in an allowed network; the
     connection goes to an address that was checked. Proxies of the environment are not used. SSL_CERT_FILE names
-    authorities of your own.
+    authorities of your own. With --payload-codec the receiver gets payloads opened, over the call's own encryption.
 
     \b
     Examples
       export FENCEPOST_WEBHOOK_SECRET=whsec_$(openssl rand -base64 32)
       fencepost webhook --queue mail https://hooks.example.com/mail
       fencepost webhook --queue mail --allow-http --allow-private 10.1.0.0/16 http://mailer:8080/runs
+      fencepost webhook --queue bills --payload-codec bills.sealing:codec https://hooks.example.com/bills
       fencepost webhook --queue hooks --url-from-payload --allow-host '*.example.com' --slots 50
     """
     allow_list = AllowList(_allowed(destination, url_from_payload, allowed_hosts), http=allow_http)

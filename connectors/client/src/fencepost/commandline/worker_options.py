@@ -12,17 +12,20 @@ from typing import Any, NamedTuple
 import click
 
 from fencepost.commandline.connection import Connection
+from fencepost.commandline.payload_codecs import codec_option
+from fencepost.sealing import PayloadCodec
 from fencepost.worker import Handler, Worker
 from fencepost.worker_stats import WorkerStats
 
 
 class WorkerOptions(NamedTuple):
-    """What --queue, --slots, --visibility and --drain say."""
+    """What --queue, --slots, --visibility, --drain and --payload-codec say."""
 
     queue: str
     slots: int
     visibility_s: float
     drain_s: float
+    payload_codec: PayloadCodec | None = None
 
 
 def worker_options(things: str, *, slots: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -54,6 +57,7 @@ def worker_options(things: str, *, slots: int) -> Callable[[Callable[..., Any]],
             metavar="SECONDS",
             help=f"How long {things} may go on after SIGTERM.",
         ),
+        codec_option("Opens payloads and seals results; a run whose payload it cannot open is dead."),
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,8 +80,10 @@ def work_until_told(connection: Connection, options: WorkerOptions, handler: Han
 
 
 async def _work(connection: Connection, options: WorkerOptions, handler: Handler) -> WorkerStats:
-    queue, slots, visibility_s, drain_s = options
+    queue, slots, visibility_s, drain_s, codec = options
     async with connection.async_client() as client:
-        worker = Worker(client, queue, handler, slots=slots, visibility_s=visibility_s, drain_s=drain_s)
+        worker = Worker(
+            client, queue, handler, slots=slots, visibility_s=visibility_s, drain_s=drain_s, payload_codec=codec
+        )
         await worker.run()
         return worker.stats

@@ -11,11 +11,13 @@ from uuid import UUID
 from fencepost.client import FencepostClient
 from fencepost.declaration_client import DeclaredJob
 from fencepost.declarations.base import base_of
-from fencepost.declarations.definitions import definition_found, spec_of
+from fencepost.declarations.definitions import definition_found, spec_of, with_opened_payload
 from fencepost.declarations.errors import PlanMoved
 from fencepost.declarations.plan import JobPlan, Plan
 from fencepost.errors import Refused
+from fencepost.job_spec import JobSpec
 from fencepost.models import CommandAnswer
+from fencepost.sealing import PayloadCodec, sealed_spec
 
 AT_ONCE = 32
 APPLIED_WITHIN_S = 30.0
@@ -38,36 +40,39 @@ class Application(NamedTuple):
         return not self.waiting and not self.refused
 
 
-async def found_jobs(client: FencepostClient, set_name: str) -> tuple[list[DeclaredJob], str]:
-    """All jobs of a set, deleted ones too, and the version of the server's time zones."""
+async def found_jobs(
+    client: FencepostClient, set_name: str, codec: PayloadCodec | None = None
+) -> tuple[list[DeclaredJob], str]:
+    """All jobs of a set, deleted ones too, and the version of the server's time zones. codec: opens their payloads."""
     page = await client.declared_jobs(set_name)
     jobs = list(page.jobs)
     while page.next is not None:
         page = await client.declared_jobs(set_name, after=page.next)
         jobs += page.jobs
-    return jobs, page.tzdata
+    return [with_opened_payload(job, codec) for job in jobs], page.tzdata
 
 
 async def apply_plan(
     client: FencepostClient,
     plan: Plan,
     *,
+    codec: PayloadCodec | None = None,
     on_step: Callable[[], object] = lambda: None,
     applied_within_s: float = APPLIED_WITHIN_S,
 ) -> Application:
-    """Make the plan true, unless its base has moved.
+    """Make the plan true, unless its base has moved. codec: seals payloads; the client has none.
 
     Every step goes under an idempotency key of its own plan and at the job's version of the plan, so that applying it
     again, also after it broke off, does only what is missing. Raises PlanMoved before anything is done.
     """
-    found = {job.job_id: job for job in (await found_jobs(client, plan.set))[0]}
+    found = {job.job_id: job for job in (await found_jobs(client, plan.set, codec))[0]}
     if moved := moved_jobs(plan, found):
         raise PlanMoved(moved)
     application, room = Application([], [], [], {}), asyncio.Semaphore(AT_ONCE)
 
     async def step(job: JobPlan) -> None:
         async with room:
-            await _step(client, plan, job, found, application, applied_within_s)
+            await _step(client, plan, job, found, application, applied_within_s, codec)
         on_step()
 
     await _all_or_first_error([asyncio.create_task(step(job)) for job in plan.actions()])
@@ -118,13 +123,16 @@ async def _step(
     found: Mapping[UUID, DeclaredJob],
     application: Application,
     applied_within_s: float,
+    codec: PayloadCodec | None,
 ) -> None:
     if is_done(job, found.get(job.job_id)):
         application.already.append(job.name)
         return
     give_up_at = time.monotonic() + applied_within_s
+    # Once: a codec may make another ciphertext each time, and under the same key that would be another command.
+    spec = sealed_spec(spec_of(job.definition, f"{plan.set}/{job.name}"), codec) if job.definition else None
     try:
-        while not (await _send(client, plan, job)).applied:
+        while not (await _send(client, plan, job, spec)).applied:
             if time.monotonic() >= give_up_at:
                 application.waiting.append(job.name)
                 return
@@ -134,13 +142,12 @@ async def _step(
     application.done.append(job.name)
 
 
-async def _send(client: FencepostClient, plan: Plan, job: JobPlan) -> CommandAnswer:
-    """The step's command. Sent again, it waits for the same effect."""
+async def _send(client: FencepostClient, plan: Plan, job: JobPlan, spec: JobSpec | None) -> CommandAnswer:
+    """The step's command. Sent again, it waits for the same effect. spec: as it leaves."""
     key = f"plan {plan.hash}"
     if job.action == "remove":
         return await client.delete_job(job.job_id, if_version=job.version, idempotency_key=key)
-    assert job.definition is not None
-    spec = spec_of(job.definition, f"{plan.set}/{job.name}")
+    assert spec is not None
     if job.action == "add":
         return await client.create_job(spec, idempotency_key=job.key)
     return await client.update_job(job.job_id, spec, if_version=job.version, idempotency_key=key)

@@ -17,11 +17,12 @@ import msgspec
 from msgspec import Struct
 
 from fencepost.declaration_client import DeclaredJob
-from fencepost.errors import InvalidInput
+from fencepost.errors import InvalidInput, PermanentFailure
 from fencepost.job_spec import JobSpec, parse_spec, payload_text
 from fencepost.schedules.errors import InvalidSchedule
 from fencepost.schedules.schedule import Delay, Schedule, parse_schedule, to_json
 from fencepost.schedules.schedule_kinds import Every
+from fencepost.sealing import PayloadCodec, opened
 
 Definition = dict[str, Any]
 
@@ -74,6 +75,19 @@ def spec_of(definition: Definition, declared_as: str) -> JobSpec:
     """What to send for it."""
     given = {name: value for name, value in definition.items() if value is not None}
     return parse_spec({**given, "declaredAs": declared_as})
+
+
+def with_opened_payload(job: DeclaredJob, codec: PayloadCodec | None) -> DeclaredJob:
+    """The job as its file would say it. A payload that was not sealed with this key is told apart from the same one
+    that was, so that a plan seals it.
+    """
+    if codec is None or job.payload is None:
+        return job
+    try:
+        payload = opened(job.payload, codec)
+    except PermanentFailure:
+        payload = {"notSealed": job.payload}
+    return msgspec.structs.replace(job, payload=payload)
 
 
 def definition_found(job: DeclaredJob) -> Definition:

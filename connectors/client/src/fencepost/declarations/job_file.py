@@ -26,10 +26,11 @@ KNOWN = ("set", "jobs")
 
 
 class DeclaredSet(NamedTuple):
-    """jobs: definitions by name, in the order of the file."""
+    """jobs: definitions by name, in the order of the file. sealed: their payloads leave encrypted."""
 
     name: str
     jobs: dict[str, Definition]
+    sealed: bool = False
 
 
 def read_job_file(path: Path, *, tenant: str, set_name: str | None = None) -> DeclaredSet:

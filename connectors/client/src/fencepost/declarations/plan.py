@@ -58,7 +58,7 @@ class JobPlan(Struct, rename="camel", frozen=True, kw_only=True):
 
 
 class Plan(Struct, rename="camel", frozen=True, kw_only=True):
-    """start, end: the horizon is (start, end]. base: what the plan was made from."""
+    """start, end: the horizon is (start, end]. base: what the plan was made from. sealed: payloads leave encrypted."""
 
     hash: str
     tenant: str
@@ -70,6 +70,7 @@ class Plan(Struct, rename="camel", frozen=True, kw_only=True):
     jobs: list[JobPlan]
     load_before: Load
     load_after: Load
+    sealed: bool = False
 
     def actions(self) -> list[JobPlan]:
         """The jobs for which something is to be done."""
@@ -107,6 +108,7 @@ def make_plan(
         jobs=jobs,
         load_before=before.load(),
         load_after=after.load(),
+        sealed=declared.sealed,
     )
 
 

@@ -23,8 +23,11 @@ _PART = 16
 
 
 def plan_hash(tenant: str, declared: DeclaredSet, base: Sequence[BaseJob], *, prune: bool, start: datetime) -> str:
-    """Of the set, the file's content as parsed, the server's jobs, and the hour in which the horizon starts."""
-    content = _digest([tenant, declared.name, prune, declared.jobs])
+    """Of the set, the file's content as parsed, the server's jobs, and the hour in which the horizon starts.
+
+    So a plan whose payloads are sealed is not the one that would send the same payloads readable.
+    """
+    content = _digest([tenant, declared.name, prune, declared.jobs, *(["sealed"] if declared.sealed else [])])
     found = _digest([[job.job_id, job.version, job.state] for job in sorted(base)])
     hour = start.replace(minute=0, second=0, microsecond=0)
     return content[:_PART] + found[:_PART] + _digest([content, found, hour])[: 2 * _PART]
@@ -42,7 +45,7 @@ def moved_since(
         return []
     now, moved = candidates[0], []
     if told[:_PART] != now[:_PART]:
-        moved.append("the file has changed, or is planned for another set, tenant or --prune")
+        moved.append("the file has changed, or is planned for another set, tenant, --prune or --payload-codec")
     if told[_PART : 2 * _PART] != now[_PART : 2 * _PART]:
         moved.append("the server's jobs of the set have changed")
     return moved or [f"the plan is older than {HOLDS_H} hours, or was made for another time"]
