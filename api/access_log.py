@@ -32,10 +32,13 @@ class AccessLine(Struct, rename="camel"):
 
 
 class AccessLog:
-    """least_status: calls below it are not logged, so that they cost no more than a comparison. write: of a line."""
+    """least_status: calls below it are not logged, so that they cost no more than a comparison. write: of a line.
 
-    def __init__(self, logged: Logged, write: Callable[[bytes], object]) -> None:
-        self.least_status, self._write = _LEAST_STATUS[logged], write
+    probes: log calls of machines that watch, too: those of routes that take no token.
+    """
+
+    def __init__(self, logged: Logged, write: Callable[[bytes], object], *, probes: bool = False) -> None:
+        self.least_status, self._write, self.probes = _LEAST_STATUS[logged], write, probes
 
     def tell(self, name: str, status: int, ms: float, identity: Identity | None) -> None:
         """name: the endpoint's, its method and its route."""

@@ -204,7 +204,8 @@ class Api:
     def app(self) -> ASGIApp:
         """The ASGI application."""
         routes = self.routes()
-        return EndpointsFirst(routes, Starlette(routes=routes, exception_handlers={HTTPException: _http_problem}))
+        others = Starlette(routes=routes, exception_handlers={HTTPException: _http_problem})
+        return EndpointsFirst(routes, others, self._access_log)
 
     def routes(self) -> list[Route]:
         """All that it answers, in the order in which they are tried."""

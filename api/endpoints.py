@@ -20,13 +20,14 @@ import msgspec
 from msgspec import Struct
 from prometheus_client import Counter
 from starlette.routing import BaseRoute, Match, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.access_log import AccessLog
 from api.auth import Authenticator, require_queue, require_role
 from api.budgets import Budget
 from api.metrics import ApiMetrics
 from api.problems import Headers, Problem, invalid, not_found, problem_of
+from api.slow_clients import TOO_SLOW
 from ledger.tokens import Identity, Role
 from schemas.http import Request, encode
 
@@ -39,6 +40,7 @@ QUEUE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")  # schemas.commands.Name
 
 IDENTITY = "fencepost.identity"  # of a scope, once it is known
 
+NO_ROUTE = "(none)"  # in the access log: what was asked for might be anything, a secret among it
 CLOSE = (b"connection", b"close")
 PLAIN_TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
@@ -189,6 +191,8 @@ class Endpoint(Generic[B]):
         if self.queue_scope == "whole" and identity.queues is not None:
             raise Problem(403, "the token is scoped to queues; this is about all of the tenant's", field="queue")
         wire = await read_body(receive, headers, self.body_limit)
+        if TOO_SLOW in scope:
+            raise Problem(408, "the body did not come in time", headers=[CLOSE])
         if not wire and self.may_be_empty:
             wire = b"{}"
         if self._budget.is_full():  # only now: a client that sends slowly takes no place
@@ -216,11 +220,13 @@ class EndpointsFirst:
     """Hands a call to its endpoint, which answers whatever happens in it; what no endpoint takes is for the others.
 
     So no call passes Starlette's two layers for errors that nobody has answered, a tenth of what a waiting poll costs.
+    What the others answer is logged here: calls of no route, or with another method, and of those without a token.
     """
 
-    def __init__(self, routes: Iterable[BaseRoute], others: ASGIApp) -> None:
-        self._routes = [route for route in routes if isinstance(route, Route) and isinstance(route.app, Endpoint)]
-        self._others = others
+    def __init__(self, routes: Iterable[BaseRoute], others: ASGIApp, access_log: AccessLog) -> None:
+        known = [route for route in routes if isinstance(route, Route)]
+        self._routes = [route for route in known if isinstance(route.app, Endpoint)]
+        self._known, self._others, self._access_log = known, others, access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         for route in self._routes:
@@ -229,7 +235,23 @@ class EndpointsFirst:
                 scope.update(found)
                 await route.app(scope, receive, send)
                 return
-        await self._others(scope, receive, send)
+        await self._answer_by_others(scope, receive, send)
+
+    async def _answer_by_others(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began, statuses = time.perf_counter(), list[int]()
+
+        async def note_and_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+            await send(message)
+
+        route = next((route for route in self._known if route.matches(scope)[0] is not Match.NONE), None)
+        await self._others(scope, receive, note_and_send)
+        is_probe = route is not None and scope["method"] in (route.methods or ())
+        for status in statuses:
+            if status >= self._access_log.least_status and (self._access_log.probes or not is_probe):
+                name = f"{scope['method']} {route.path if route else NO_ROUTE}"
+                self._access_log.tell(name, status, (time.perf_counter() - began) * 1000, None)
 
 
 def read_query(query: bytes, kind: type[B]) -> B:

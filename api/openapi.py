@@ -188,7 +188,7 @@ def _problems(path: str, endpoint: Endpoint[Any]) -> Iterator[int]:
     reads_body = endpoint.kind is not NoBody and not endpoint.from_query
     holds_lease = "lease_token" in endpoint.kind.__struct_fields__
     if reads_body:
-        yield from (400, 413, 415)
+        yield from (400, 408, 413, 415)
     yield from (401, 403)
     if "{id}" in path:
         yield 404

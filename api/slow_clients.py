@@ -1,4 +1,5 @@
-"""Bounds for clients that are slow: with a call's head, with its body, or in reading their answer.
+"""Bounds for clients that are slow: with a call's head, with its body, or in reading their answer. Who is slow with its
+body is told so, 408; the others are cut off.
 
 uvicorn ends connections that are idle between two calls, and waits for all else without end. Looking at every
 connection now and then costs a call nothing, where a timer for each of its parts would.
@@ -14,6 +15,7 @@ from typing import NamedTuple
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_MAX = 64 * 1024
+TOO_SLOW = "fencepost.too_slow"  # of a call's scope, once its body has taken too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,20 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether a call's head is there, and its answer is not."""
         return self.cycle is not None and not self.cycle.response_complete
 
+    def end_body(self) -> None:
+        """No more of it is waited for: who reads it has it as it is, and can see that it was too slow."""
+        cycle = self.cycle
+        cycle.scope[TOO_SLOW] = True  # type: ignore[literal-required]  # a server may have keys of its own
+        cycle.more_body = False
+        cycle.message_event.set()
+
 
 class _Wait(NamedTuple):
     """What a client keeps us waiting for. mark: another one when it went on meanwhile."""
 
     limit_s: float
     mark: object
+    of_body: bool = False
 
 
 class SlowClients:
@@ -79,7 +89,7 @@ class SlowClients:
             known, since_s = before.get(connection, (wait, now_s))
             since_s = since_s if known == wait else now_s
             if now_s - since_s >= wait.limit_s:
-                connection.transport.abort()
+                connection.end_body() if wait.of_body else connection.transport.abort()
             else:
                 self._waits[connection] = wait, since_s
 
@@ -88,7 +98,7 @@ class SlowClients:
         if unread := connection.transport.get_write_buffer_size():
             return _Wait(self._patience.unread_s, unread)
         if connection.is_under_way:
-            return _Wait(self._patience.body_s, id(connection.cycle)) if connection.cycle.more_body else None
+            return _Wait(self._patience.body_s, id(connection.cycle), True) if connection.cycle.more_body else None
         if connection.timeout_keep_alive_task is not None:
             return None
         return _Wait(self._patience.head_s, id(connection.cycle))

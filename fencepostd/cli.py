@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import click
 
-from api.access_log import Logged
+from api.access_log import AccessLog, Logged, to_standard_output
 from api.budgets import ShedAt
 from api.issuer import IssuerSettings
 from connectors.stack import PartStatus
@@ -443,9 +443,21 @@ def shedding_options(command: Command) -> Command:
     show_default=True,
     help="Which calls get a line of JSON on standard output; a failure is a status of 400 and more.",
 )
+@click.option(
+    "--access-log-probes",
+    is_flag=True,
+    envvar="FENCEPOST_ACCESS_LOG_PROBES",
+    show_envvar=True,
+    help="Log calls of /healthz, /readyz, /metrics and /openapi.json, too.",
+)
 @refusals
 def api(
-    history_url: str, notice_seconds: float, access_log: Logged, issuer: IssuerSettings | None, **options: Any
+    history_url: str,
+    notice_seconds: float,
+    access_log: Logged,
+    access_log_probes: bool,
+    issuer: IssuerSettings | None,
+    **options: Any,
 ) -> None:
     """Serve the lease, job and query API over HTTP. Run as many as you like, behind any balancer.
 
@@ -455,7 +467,7 @@ def api(
         shed_at = ShedAt(**{name: options.pop(f"shed_{name}_at") for name in dataclasses.asdict(ShedAt())})
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    settings = _settings(**options)
+    settings, logged = _settings(**options), AccessLog(access_log, to_standard_output, probes=access_log_probes)
     roles.run_until_signalled(
-        lambda stop: roles.run_api(settings, history_url, stop, shed_at, notice_seconds, access_log, issuer)
+        lambda stop: roles.run_api(settings, history_url, stop, shed_at, notice_seconds, logged, issuer)
     )

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from api.access_log import AccessLog, Logged, to_standard_output
+from api.access_log import AccessLog, to_standard_output
 from api.api_role import ApiRole
 from api.app import ApiSettings
 from api.budgets import ShedAt
@@ -37,6 +37,7 @@ Stop = asyncio.Event
 Works = list[Coroutine[Any, Any, None]]
 T = TypeVar("T")
 
+ACCESS_LOG = AccessLog("failures", to_standard_output)
 API_POOL_SIZE = 12  # sessions with each shard, of which api/budgets.py gives reads and creates a share
 # New objects, younger and older collections, before the next collection of each age. What waits is some sixty objects a
 # poll; by Python's own thresholds a full collection went through all of them every few seconds, which was half of what
@@ -120,7 +121,7 @@ async def run_api(
     stop: Stop,
     shed_at: ShedAt,
     notice_s: float = 0.0,
-    logged: Logged = "failures",
+    access_log: AccessLog = ACCESS_LOG,
     issuer: IssuerSettings | None = None,
 ) -> None:
     """Serve HTTP. notice_s: for how long after `stop` too, so that balancers have the time to notice."""
@@ -132,7 +133,7 @@ async def run_api(
         history_url=history_url,
         shed_at=shed_at,
         notice_s=notice_s,
-        access_log=AccessLog(logged, to_standard_output),
+        access_log=access_log,
         issuer=issuer,
         kafka_config=settings.security.librdkafka(),
     )

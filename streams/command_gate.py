@@ -16,12 +16,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Message
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from schemas.codec import Codec
 from schemas.commands import tenants_named
 from schemas.errors import CommandRejected, ForeignTenant, KafkaUnavailable
-from streams.metrics import GATE_RECORDS
+from streams.metrics import GATE_LAG_RECORDS, GATE_RECORDS, GATE_REJECTED
 from streams.rejections import CommandReturns, RawCommand, Rejection, Stray
 from streams.topics import Topics
 
@@ -90,20 +90,35 @@ class CommandGate:
         while not stop.is_set():
             messages = await asyncio.to_thread(consumer.consume, BATCH, POLL_S)
             records = [message for message in messages if _is_record(message)]
+            self._tell_lag(consumer, records)
             if records:
                 await self._pass(records)
                 await asyncio.to_thread(consumer.commit, asynchronous=False)
+                self._tell_lag(consumer, [])
+
+    def _tell_lag(self, consumer: Consumer, in_hand: Sequence[Message]) -> None:
+        """By what librdkafka knows of the ends, which its fetches tell: nobody is asked."""
+        lags = dict.fromkeys(self._tenant_of.values(), 0)
+        for record in in_hand:
+            lags[self._tenant_of[record.topic()]] += 1
+        for at in consumer.position(consumer.assignment()):
+            lags[self._tenant_of[at.topic]] += _unread(consumer, at)
+        for tenant, lag in lags.items():
+            GATE_LAG_RECORDS.labels(tenant).set(lag)
 
     async def _pass(self, records: Sequence[Message]) -> None:
         """Each where it belongs, for good. Raises KafkaUnavailable, and some may be there."""
         passed: list[Stray] = []
         rejected: list[Rejection] = []
+        refused: list[str] = []
         for record in records:
             raw = RawCommand(record.partition(), record.offset(), record.key(), record.value())
+            tenant = self._tenant_of[record.topic()]
             try:
-                self._check(self._tenant_of[record.topic()], raw.value)
+                self._check(tenant, raw.value)
             except CommandRejected as error:
                 rejected.append(Rejection(raw, error))
+                refused.append(tenant)
             else:
                 # Without its headers: what they say of who asked is no word of ours.
                 passed.append(Stray(raw.partition, raw.key, raw.value or b""))
@@ -111,11 +126,19 @@ class CommandGate:
         await self._returns.let_through(passed)
         for record in records:
             GATE_RECORDS.labels(self._tenant_of[record.topic()]).inc()
+        for tenant in refused:
+            GATE_REJECTED.labels(tenant).inc()
 
     def _check(self, tenant: str, wire: bytes | None) -> None:
         """Raises CommandRejected for a record with a command that is not the tenant's: all of it is left out."""
         if others := tenants_named(self._codec, wire) - {tenant}:
             raise ForeignTenant(f"a producer of {tenant} names tenant {min(others)}", field="tenant")
+
+
+def _unread(consumer: Consumer, at: TopicPartition) -> int:
+    """Beyond a position, as far as is known; 0 of a partition that was just assigned and has not been read."""
+    _, end = consumer.get_watermark_offsets(at, cached=True)
+    return max(0, end - at.offset) if at.offset >= 0 else 0
 
 
 def _is_record(message: Message) -> bool:

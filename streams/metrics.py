@@ -45,6 +45,12 @@ COMMANDS_STALLED_SECONDS = Gauge(
     "fencepost_commands_stalled_seconds", "For how long a partition's commands have not come, of the one most behind"
 )
 GATE_RECORDS = Counter("fencepost_gate_records_total", "Records of a tenant's own topic that were judged", ["tenant"])
+GATE_REJECTED = Counter("fencepost_gate_rejected_total", "Those of them that were not let through", ["tenant"])
+GATE_LAG_RECORDS = Gauge(
+    "fencepost_gate_lag_records",
+    "Records of a tenant's own topic that are not through, of this gate's share",
+    ["tenant"],
+)
 COMMANDS_FORWARDED = Counter("fencepost_commands_forwarded_total", "Commands that came to a partition not their own")
 APPLY_SECONDS = Histogram("fencepost_apply_seconds", "One fenced transaction of commands", buckets=_LATENCY_BUCKETS)
 HINTS_SENT = Counter("fencepost_hints_sent_total", "Run ids told to the API")

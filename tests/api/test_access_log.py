@@ -21,9 +21,12 @@ SECRET = "the-payload-is-secret"
 class Log:
     """The lines of an API's log, and callers of it."""
 
-    def __init__(self, shards: Shards, pool: Pool, settings: ApiSettings, logged: Logged) -> None:
+    def __init__(
+        self, shards: Shards, pool: Pool, settings: ApiSettings, logged: Logged, *, probes: bool = False
+    ) -> None:
         self.text = b""
-        api = Api(shards, dataclasses.replace(settings, access_log=AccessLog(logged, self._write)))
+        log = AccessLog(logged, self._write, probes=probes)
+        api = Api(shards, dataclasses.replace(settings, access_log=log))
         self.callers = Callers(api, pool)
 
     def _write(self, line: bytes) -> None:
@@ -76,6 +79,28 @@ async def test_what_is_logged_can_be_told(
     await caller.get("/v1/queues/mail")
     await caller.get("/v1/runs/none")
     assert [line["status"] for line in log.lines()] == statuses
+
+
+async def test_what_no_endpoint_takes_is_logged_without_what_was_asked_for(
+    shards: Shards, ledger_pool: Pool, settings: ApiSettings
+) -> None:
+    log = Log(shards, ledger_pool, settings, "failures")
+    caller = await log.callers("operator")
+    assert (await caller.get(f"/v1/{SECRET}?{SECRET}")).status_code == 404
+    assert (await caller.delete("/v1/whoami")).status_code == 405
+    assert (await caller.post("/healthz")).status_code == 405
+    told = [(line["method"], line["route"], line["status"]) for line in log.lines()]
+    assert told == [("GET", "(none)", 404), ("DELETE", "/v1/whoami", 405), ("POST", "/healthz", 405)]
+    assert SECRET not in log.text.decode()
+
+
+@pytest.mark.parametrize("probes", [False, True])
+async def test_calls_of_machines_that_watch_are_logged_when_that_is_wanted(
+    shards: Shards, ledger_pool: Pool, settings: ApiSettings, *, probes: bool
+) -> None:
+    log = Log(shards, ledger_pool, settings, "all", probes=probes)
+    await (await log.callers("operator")).get("/healthz")
+    assert [(line["route"], line["status"]) for line in log.lines()] == ([("/healthz", 200)] if probes else [])
 
 
 def test_a_line_is_on_standard_output_at_once(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

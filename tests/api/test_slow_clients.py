@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import socket
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
@@ -68,10 +69,15 @@ async def test_a_client_that_drips_its_head_is_cut_off_like_one_that_stops(serve
     await dripping
 
 
-async def test_a_client_that_does_not_end_its_body_is_cut_off_and_nothing_is_done(served: Served) -> None:
+@pytest.mark.parametrize("start", ["", '{"workerId"', '{"workerId":"w","max":1}'], ids=["none", "half", "all but one"])
+async def test_a_client_that_does_not_end_its_body_is_told_so_and_nothing_is_done(served: Served, start: str) -> None:
     async with served.connection() as (reader, writer):
-        writer.write(f'{HEAD.format(served.token)}content-length: 100\r\n\r\n{{"workerId"'.encode())
-        assert await told_until_the_end(reader) == b""
+        writer.write(f"{HEAD.format(served.token)}content-length: {len(start) + 1}\r\n\r\n{start}".encode())
+        head, _, body = (await told_until_the_end(reader)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in head
+    assert json.loads(body) == {"title": "Request Timeout", "status": 408, "detail": "the body did not come in time"}
+    assert await served.sample('fencepost_api_requests_total{route="POST /v1/queues/{queue}/lease",status="408"}') == 1
     assert await served.sample('fencepost_api_requests_total{route="POST /v1/queues/{queue}/lease",status="200"}') == 0
 
 

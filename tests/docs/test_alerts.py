@@ -27,6 +27,7 @@ MUST_BE_SEEN = {
     "lag of relay and history": {"FencepostRelayLag", "FencepostHistoryLag", "FencepostHistoryDown"},
     "standby lag": {"FencepostStandbyLag", "FencepostStandbyMissing"},
     "clock skew": {"FencepostClockSkew", "FencepostShardClocksApart"},
+    "gate": {"FencepostGateBehind", "FencepostGateRejecting"},
     "old snapshots": {"FencepostOldSnapshot"},
 }
 

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
+from prometheus_client import REGISTRY
 
 from connectors.stack import KafkaBroker
 from schemas.commands import ISSUER_HEADER
@@ -66,6 +67,13 @@ async def read(broker: KafkaBroker, topic: str, partition: int, count: int) -> l
     return list(records)
 
 
+COUNTED = ("fencepost_gate_records_total", "fencepost_gate_rejected_total")
+
+
+def metric(name: str) -> float:
+    return REGISTRY.get_sample_value(name, {"tenant": "acme"}) or 0.0
+
+
 async def test_a_tenants_own_records_go_through_as_they_came_but_for_what_their_headers_claim(
     kafka_broker: KafkaBroker, topics: Topics, gate: Gate
 ) -> None:
@@ -84,11 +92,14 @@ async def test_a_record_that_names_another_tenant_or_nobody_knows_whom_is_reject
     own, foreign = wire(create(job_on(2))), create(job_on(2), tenant="zoo")
     unlikely = create(job_on(2), {"cron": "never"}, tenant="zoo")
     hidden, invalid = batch([create(job_on(2)), foreign]), wire(unlikely)
+    before = [metric(each) for each in COUNTED]
     async with gate():
         send(kafka_broker, topics, [wire(foreign), b"garbage", None, hidden, invalid, own])
         [passed] = await read(kafka_broker, topics.commands, 2, 1)
         rejected = await read(kafka_broker, topics.rejected, 0, 5)
     assert passed.value() == own
+    assert [metric(each) - each_before for each, each_before in zip(COUNTED, before, strict=True)] == [6, 5]
+    assert metric("fencepost_gate_lag_records") == 0
     told: list[dict[str, Any]] = [CODEC.decode(record.value())[1] for record in rejected]
     assert [(each["code"], each["partition"], each["offset"]) for each in told] == [
         ("tenant_forbidden", 2, 0),
