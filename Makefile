@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Absolute, so that the fallback below also works from a recipe that changes directory.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup lock copies format check test simulation fuzz chaos mutants demo bench bench-lateness bench-mix bench-drain bench-enqueue \
+.PHONY: help setup lock copies format check test generated-calls simulation fuzz chaos mutants demo bench bench-lateness bench-mix bench-drain bench-enqueue \
 	bench-smoke bench-heartbeats bench-fairness bench-overload bench-takeover bench-idle bench-backlog bench-shards bench-move bench-deploy bench-soak \
 	bench-scale up down clean
 
@@ -57,6 +57,9 @@ SECONDS ?= 60
 
 fuzz: setup  ## feed the parsers with what tenants could send, a minute each: none may crash, hang or grow (SECONDS SEED ONLY)
 	python -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only '$(ONLY)')
+
+generated-calls: setup  ## calls generated from /openapi.json, right and wrong ones, for as long as they take (FENCEPOST_GENERATED_S)
+	FENCEPOST_GENERATED_S=$${FENCEPOST_GENERATED_S:-120} pytest tests/api/test_generated_calls.py
 
 # Of `make chaos`: how long it is hurt; SEED=7 breaks again what that seed broke; ONLY=link breaks nothing but links;
 # REPORT=docs/chaos/….md keeps the report.

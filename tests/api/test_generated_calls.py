@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import sys
 from pathlib import Path
 
@@ -28,7 +29,7 @@ CHECKS = (
     "ignored_auth",
 )
 EXAMPLES = 5
-WITHIN_S = 45
+WITHIN_S = int(os.environ.get("FENCEPOST_GENERATED_S", "25"))  # `make generated-calls` takes the time for all of them
 
 
 @pytest.fixture

@@ -30,9 +30,9 @@ pytestmark = pytest.mark.chaos
 
 QUEUE = "mail"
 QUOTA_PER_S = 200
-RUNS = 9_000
+RUNS = 8_000
 POLLERS = 4  # of each process: each wants more than the whole quota would give it
-WINDOW_S = 4.0
+WINDOW_S = 3.0
 APIS = ("api", "api-1", "api-2", "api-3")
 
 Begin = Callable[[str], None]

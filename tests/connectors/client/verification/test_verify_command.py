@@ -152,7 +152,10 @@ def test_a_range_that_cannot_be_meant_is_refused(options: Sequence[str], complai
     assert complaint in result.stderr
 
 
-def test_a_server_that_is_away_is_said_to_be() -> None:
+def test_a_server_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "fencepost.http_calls.wait_before_retry_s", lambda *_: 3600.0
+    )  # or it would be asked on for 15 s
     result = fencepost("verify", url="http://127.0.0.1:9")
     assert result.exit_code == 3
 
