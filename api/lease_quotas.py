@@ -146,11 +146,13 @@ class LeaseQuotas:
         self._home, self._clock, self.instance = home, clock, uuid4()
         self._no_quota = NoQuota()
         self._quotas: dict[str, SharedQuota] = {}
-        self._is_announced = False
+        self._is_announced = self._has_looked = False
         self.part = 0.0  # of each quota, which is ours; 0 while there is none
 
     def of(self, tenant: str) -> Quota:
-        """As it is now: a call that has waited asks again."""
+        """As it is now: a call that has waited asks again. Before the first look whoever it is might have one."""
+        if not self._has_looked:
+            return self._quotas.setdefault(tenant, SharedQuota(self._clock))
         return self._quotas.get(tenant, self._no_quota)
 
     async def follow(self) -> None:
@@ -177,6 +179,7 @@ class LeaseQuotas:
 
     def adopt(self, limits: Mapping[str, TenantLimits], peers: Peers) -> None:
         """limits: of tenants with a quota. peers: a process that they did not count has no part yet."""
+        self._has_looked = True
         may_give = limits and (peers.knew_us or not peers.others)
         self.part = 1 / (peers.others + 1) if may_give else 0.0
         for tenant in self._quotas.keys() - limits.keys():

@@ -127,6 +127,20 @@ async def test_processes_that_live_are_counted_and_those_that_left_or_were_kille
         assert await announce_instance(conn, one) == Peers(0, knew_us=True)
 
 
+async def test_a_process_that_has_not_looked_yet_keeps_everybody_waiting_since_he_may_have_a_quota(
+    ledger_pool: Pool,
+) -> None:
+    quotas, woken = LeaseQuotas(ledger_pool), asyncio.Event()
+    assert quotas.of("acme").take(10) == 0
+    call = InLine(10, woken.set)
+    quotas.of("acme").wait(call)
+    assert not woken.is_set()
+    await quotas.look()
+    assert woken.is_set()
+    assert call.take() == 10
+    assert quotas.of("acme").take(10) == 10
+
+
 @pytest.fixture
 async def admin(callers: Callers) -> Caller:
     return await callers("admin")
