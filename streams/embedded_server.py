@@ -15,10 +15,42 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from schemas.http_headers import SECURITY_HEADERS
 
 STOP_GRACE_S = 5
+CALL_WITHIN_S = 30.0  # until a call is there, head and body
+
+
+class _BoundedProtocol(HttpToolsProtocol):
+    """Cuts off who does not end a call. A timer for each: calls are few here, unlike the API's."""
+
+    _limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._begin()
+
+    def on_message_begin(self) -> None:
+        self._begin()
+        super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        self._end()
+        super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+        super().connection_lost(exc)
+
+    def _begin(self) -> None:
+        self._end()
+        self._limit = self.loop.call_later(CALL_WITHIN_S, self.transport.abort)
+
+    def _end(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
 
 
 class EmbeddedServer(uvicorn.Server):
@@ -28,6 +60,7 @@ class EmbeddedServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=_BoundedProtocol,
                 log_config=None,
                 access_log=False,
                 lifespan="off",
