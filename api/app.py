@@ -36,6 +36,7 @@ from api.endpoints import (
     OpenEndpoint,
     QueueScope,
 )
+from api.full_scopes import FullScopes
 from api.health import Health
 from api.history_client import HistoryClient
 from api.issuer import Issuer, IssuerSettings
@@ -47,6 +48,8 @@ from api.metrics import ApiMetrics
 from api.openapi import Document
 from api.outcome_kinds import Complete, Fail, Heartbeat, Release, Snoozing
 from api.outcomes import Outcomes
+from api.permit_upkeep import PermitUpkeep
+from api.permits import Permits
 from api.problems import Problem
 from api.query import Queries
 from api.queues import Queues
@@ -125,9 +128,11 @@ class Api:
             bootstrap, settings.ready_topic, codec, self.index, self.metrics, self._locally_us,
             kafka_config=kafka, idle_s=idle_s,
         )  # fmt: skip
+        self.full = FullScopes(self.index, self._left_out)
         self.poll = ReadyPoll(
-            shards, self.index, self.metrics, interval_s=settings.look_every_s, are_hints_read=self.hints.are_read
-        )
+            shards, self.index, self.metrics, self.full,
+            interval_s=settings.look_every_s, are_hints_read=self.hints.are_read,
+        )  # fmt: skip
         self.history = HistoryClient(settings.history_url, settings.history_catches_up_s)
         self.producer = CommandProducer(bootstrap, settings.commands_topic, codec, idle_s=idle_s, kafka_config=kafka)
         self.command_outcomes = {number: CommandOutcomes(pool) for number, pool in shards.pools.items()}
@@ -138,10 +143,14 @@ class Api:
         self.authenticator = Authenticator(shards.home, issuer, on_use=self.token_uses.add)
         self.quotas = LeaseQuotas(shards.home)
         self.metrics.lease_quota_part.set_function(lambda: self.quotas.part)
-        self.leases = Leases(shards, self.index, self.poll, self.metrics, self.budgets.leases, self.quotas)
+        self.permits = Permits(shards, self.index, self.full, self.poll.doubt)
+        self.permit_upkeep = PermitUpkeep(shards, self.permits)
+        self.leases = Leases(
+            shards, self.index, self.poll, self.metrics, self.budgets.leases, self.quotas, self.permits
+        )
         ends = EndedAttempts(shards, self.history)
         self.outcomes = [
-            (Outcomes(kind, shards, ends, self.metrics), single, batch)
+            (Outcomes(kind, shards, ends, self.metrics, self.permits), single, batch)
             for kind, single, batch in (
                 (Complete(), http.Complete, http.CompleteBatch),
                 (Heartbeat(), http.Beat, http.BeatBatch),
@@ -160,7 +169,7 @@ class Api:
         self.runs = Runs(shards, self.history)
         self.run_commands = RunCommands(shards, self.runs, self.commands)
         self.dead_letters = DeadLetters(shards, self.commands)
-        self.queues = Queues(shards, self.poll)
+        self.queues = Queues(shards, self.poll, self.permit_upkeep)
         self.tokens = Tokens(shards.home)
         self.why = Why(shards, self.history, self.jobs)
         self.doctor = Doctor(shards, self.producer, self.history, self.clocks)
@@ -197,6 +206,10 @@ class Api:
         """Lanes of which the index has only a part."""
         self.poll.refill(queue)
 
+    def _left_out(self, queue: Queue) -> None:
+        """Runs that waited for a place, and were not kept, when there is one."""
+        self.poll.doubt(queue)
+
     def leave(self) -> None:
         """Say that the process will stop: /readyz answers 503, and every answer closes its connection."""
         self._leaving.set()
@@ -218,6 +231,8 @@ class Api:
         self._watch(self.poll.run())
         self._watch(self.quotas.follow())
         self._watch(self.token_uses.follow())
+        self._watch(self.permits.follow())
+        self._watch(self.permit_upkeep.run())
         for number, pool in self._shards.pools.items():
             self._watch_shard(number, pool)
         try:
@@ -227,6 +242,7 @@ class Api:
             await self.leases.drain()
             for outcomes, _, _ in self.outcomes:
                 await outcomes.drain()
+            await self.permits.drain()
             for task in self._watches:
                 task.cancel()
             await asyncio.gather(*self._watches, return_exceptions=True)

@@ -2,7 +2,8 @@
 
 The answer is the union of what the shards lease. One that is away or slow keeps nothing from the others: its runs are
 put back, or found again by a look once it answers. A client that hangs up leaves no lease behind. Runs of a partition
-that is just moving to another shard are put back too, a moment later.
+is just moving to another shard are put back too, a moment later. Runs of queues with a limit of live runs need permits:
+see api/permits.py; those that were not used are given back once that is known.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from api.metrics import ApiMetrics
+from api.permits import Permits
 from api.ready_index import Queue, ReadyIndex, ReadyRun
 from api.ready_poll import ReadyPoll
 from ledger.connection import Pool
 from ledger.fence import api_transaction
 from ledger.group_commit import Pending, ShardCommits
 from ledger.leases import HeldLease, LeaseAsk, LeasedRun, lease_at_once, release_runs
+from ledger.permits import Permit, SpentPermit
 from ledger.shards import MOVES_WITHIN_S, Shards, write_here
 from schemas import http
 from schemas.commands import LANES
@@ -78,6 +81,7 @@ class _Part(NamedTuple):
     shard: int
     popped: Popped
     pending: Pending[Claim, LeasedRun | NotOnThisShard]
+    permits: Sequence[SpentPermit]  # that were taken for them
 
     def runs(self) -> list[ReadyRun]:
         return _runs(self.popped)
@@ -105,10 +109,13 @@ class _Part(NamedTuple):
 class Claims:
     """Belongs to one event loop."""
 
-    def __init__(self, shards: Shards, index: ReadyIndex, poll: ReadyPoll, metrics: ApiMetrics) -> None:
+    def __init__(
+        self, shards: Shards, index: ReadyIndex, poll: ReadyPoll, metrics: ApiMetrics, permits: Permits
+    ) -> None:
         self._shards = shards
         self._index = index
         self._poll = poll
+        self._permits = permits
         self._metrics = metrics
         self._commits: ShardCommits[Claim, LeasedRun | NotOnThisShard] = ShardCommits(
             shards, self._lease, observe=metrics.commit_batch_runs.labels("lease").observe
@@ -121,7 +128,10 @@ class Claims:
 
         Raises HungUp, or what kept every shard that there is from leasing.
         """
-        parts = self._submit(asked, popped)
+        permits: Mapping[UUID, Permit] = {}
+        if self._permits.are_wanted(popped):
+            popped, permits = await self._permits.admit(popped)
+        parts = self._submit(asked, popped, permits)
         try:
             await _answers(parts, hung_up)
         except asyncio.CancelledError:
@@ -143,18 +153,23 @@ class Claims:
         """Return when nothing is under way."""
         await self._commits.drain()
         await asyncio.gather(*self._undoing)
+        await self._permits.drain()
 
-    def _submit(self, asked: Asked, popped: Popped) -> list[_Part]:
+    def _submit(self, asked: Asked, popped: Popped, permits: Mapping[UUID, Permit]) -> list[_Part]:
         by_shard: dict[int, dict[Queue, list[ReadyRun]]] = {}
         for queue, runs in popped.items():
             for shard, own in self._shards.split(runs).items():
                 by_shard.setdefault(shard, {})[queue] = own
-        return [self._submit_part(asked, shard, own) for shard, own in by_shard.items()]
+        return [self._submit_part(asked, shard, own, permits) for shard, own in by_shard.items()]
 
-    def _submit_part(self, asked: Asked, shard: int, popped: Popped) -> _Part:
-        worker_id, visibility_s = asked.body.worker_id, asked.body.visibility_seconds
-        asks = [LeaseAsk(run.run_id, run.epoch, worker_id, visibility_s, asked.remember_as) for run in _runs(popped)]
-        return _Part(shard, popped, self._commits.of(shard).submit(Claim(asks)))
+    def _submit_part(self, asked: Asked, shard: int, popped: Popped, permits: Mapping[UUID, Permit]) -> _Part:
+        worker_id, visibility_s, remember_as = asked.body.worker_id, asked.body.visibility_seconds, asked.remember_as
+        asks = [
+            LeaseAsk(run.run_id, run.epoch, worker_id, visibility_s, remember_as, permits.get(run.run_id))
+            for run in _runs(popped)
+        ]
+        taken = [SpentPermit(ask.run_id, ask.permit.number) for ask in asks if ask.permit] if permits else ()
+        return _Part(shard, popped, self._commits.of(shard).submit(Claim(asks)), taken)
 
     def _settle_all(self, parts: Sequence[_Part]) -> dict[UUID, LeasedRun]:
         """The leases of parts that have answered. Raises a shard's error only when there is no other to get runs of."""
@@ -193,6 +208,9 @@ class Claims:
         self._put_back_later(refused)
         gone = {run.run_id for run in _runs(refused)}
         self._index.settle([run for run in part.runs() if run.run_id not in gone])
+        if part.permits:
+            run_ids = {run.run_id for run in leased}
+            self._permits.give_back(permit for permit in part.permits if permit.run_id not in run_ids)
         return leased
 
     async def _undo_all(self, parts: Sequence[_Part]) -> None:
@@ -208,6 +226,7 @@ class Claims:
         """As if it had never been: what was leased is released, what was popped is in the index again."""
         if self._commits.of(part.shard).withdraw(part.pending):
             self._put_back(part.popped)
+            self._permits.give_back(part.permits)
             return
         try:
             await asyncio.wait({part.pending.done})
@@ -218,6 +237,7 @@ class Claims:
             log.warning("leases that nobody was told of stay until they expire: %s", error)
             return
         returned = {run.run_id for run in leased}
+        self._permits.give_back(permit for permit in part.permits if permit.run_id in returned)
         popped = part.popped.items()
         self._put_back({queue: [run for run in runs if run.run_id in returned] for queue, runs in popped})
 
@@ -274,7 +294,7 @@ async def _lease(pool: Pool, asks: Sequence[LeaseAsk]) -> Mapping[UUID, LeasedRu
 async def _release(pool: Pool, leased: Sequence[LeasedRun]) -> Mapping[UUID, bool]:
     async with api_transaction(pool, [run.run_id for run in leased]) as conn:
         released = await release_runs(conn, [HeldLease(run.run_id, run.lease_token) for run in leased])
-    return dict.fromkeys(released, True)
+    return {run.run_id: True for run in released}
 
 
 def _runs(popped: Popped) -> list[ReadyRun]:

@@ -196,6 +196,7 @@ def job_view(job: Job) -> http.JobView:
         retry_max_seconds=spec.retry_max_seconds,
         catch_up_limit=spec.catch_up_limit,
         declared_as=spec.declared_as,
+        concurrency_key=spec.concurrency_key,
     )
 
 

@@ -22,6 +22,7 @@ from api.claims import Asked, Claims, HungUp, Popped, Watch
 from api.endpoints import Call
 from api.lease_quotas import InLine, LeaseQuotas, Quota
 from api.metrics import ApiMetrics
+from api.permits import Permits
 from api.problems import Problem
 from api.ready_index import ReadyIndex, Waiter
 from api.ready_poll import ReadyPoll
@@ -64,6 +65,7 @@ class Leases:
         metrics: ApiMetrics,
         budget: Budget,
         quotas: LeaseQuotas,
+        permits: Permits,
     ) -> None:
         self._shards = shards
         self._index = index
@@ -71,7 +73,7 @@ class Leases:
         self._metrics = metrics
         self._budget = budget
         self._quotas = quotas
-        self._claims = Claims(shards, index, poll, metrics)
+        self._claims = Claims(shards, index, poll, metrics, permits)
         self._answering: dict[UUID, asyncio.Future[None]] = {}
         self._waiting: set[Callable[[], None]] | None = set()  # None once closed
         metrics.long_polls_waiting.set_function(lambda: len(self._waiting or ()))

@@ -10,7 +10,7 @@ from msgspec import Raw, Struct, UnsetType
 
 from api.ended_attempts import EndedAttempts
 from api.problems import invalid
-from ledger.completions import Completion, Ended, Failure, complete_runs, fail_runs
+from ledger.completions import Completed, Completion, Ended, Failure, complete_runs, fail_runs
 from ledger.connection import Connection
 from ledger.leases import (
     Beat,
@@ -46,15 +46,18 @@ class Ask(Protocol):
 
 
 class Came(Protocol):
-    """What came of one run."""
+    """What came of one run. permit: that its lease had, if it is over."""
 
     @property
     def run_id(self) -> UUID: ...
 
+    @property
+    def permit(self) -> int | None: ...
+
 
 B = TypeVar("B", contravariant=True)
 A = TypeVar("A", bound=Ask)
-R = TypeVar("R")
+R = TypeVar("R", bound=Came)
 
 
 class Kind(Protocol, Generic[B, A, R]):
@@ -111,17 +114,17 @@ class Complete:
     def ask(self, run_id: UUID, body: http.Complete, caller: Caller) -> Completion:
         return Completion(run_id, body.lease_token, result_text(body.result), *caller)
 
-    async def write(self, conn: Connection, asks: Sequence[Completion]) -> dict[UUID, UUID]:
-        return {run_id: run_id for run_id in await complete_runs(conn, asks)}
+    async def write(self, conn: Connection, asks: Sequence[Completion]) -> dict[UUID, Completed]:
+        return {completed.run_id: completed for completed in await complete_runs(conn, asks)}
 
-    async def explain_miss(self, ends: EndedAttempts, identity: Identity, ask: Completion, until: float) -> UUID:
-        return await ends.completed(identity, ask, until)
+    async def explain_miss(self, ends: EndedAttempts, identity: Identity, ask: Completion, until: float) -> Completed:
+        return Completed(await ends.completed(identity, ask, until))
 
-    def single(self, _: UUID) -> http.Done:
+    def single(self, _: Completed) -> http.Done:
         """Say that a run is completed."""
         return http.Done()
 
-    def item(self, run_id: UUID, _: UUID) -> http.RunAnswer:
+    def item(self, run_id: UUID, _: Completed) -> http.RunAnswer:
         return http.RunAnswer(run_id=run_id, status=200)
 
 
@@ -152,17 +155,17 @@ class Release:
     def ask(self, run_id: UUID, body: http.Release, caller: Caller) -> HeldLease:
         return HeldLease(run_id, body.lease_token, *caller)
 
-    async def write(self, conn: Connection, asks: Sequence[HeldLease]) -> dict[UUID, UUID]:
-        return {run_id: run_id for run_id in await release_runs(conn, asks)}
+    async def write(self, conn: Connection, asks: Sequence[HeldLease]) -> dict[UUID, Snoozed]:
+        return {released.run_id: released for released in await release_runs(conn, asks)}
 
-    async def explain_miss(self, ends: EndedAttempts, identity: Identity, ask: HeldLease, _: float) -> UUID:
+    async def explain_miss(self, ends: EndedAttempts, identity: Identity, ask: HeldLease, _: float) -> Snoozed:
         raise await ends.why_lost(identity, ask.run_id, ask.lease_token)
 
-    def single(self, _: UUID) -> http.Done:
+    def single(self, _: Snoozed) -> http.Done:
         """Give a run back at once; the attempt is not charged."""
         return http.Done()
 
-    def item(self, run_id: UUID, _: UUID) -> http.RunAnswer:
+    def item(self, run_id: UUID, _: Snoozed) -> http.RunAnswer:
         return http.RunAnswer(run_id=run_id, status=200)
 
 

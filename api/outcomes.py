@@ -21,11 +21,13 @@ from msgspec import Struct
 from api.ended_attempts import EndedAttempts
 from api.endpoints import Call
 from api.metrics import ApiMetrics
-from api.outcome_kinds import Ask, Kind, caller_of
+from api.outcome_kinds import Ask, Came, Kind, caller_of
+from api.permits import Permits
 from api.problems import Problem, invalid, not_found, problem_of
 from ledger.connection import Pool
 from ledger.fence import api_transaction
 from ledger.group_commit import ShardCommits
+from ledger.permits import SpentPermit
 from ledger.shards import MOVES_WITHIN_S, Shards, write_here
 from ledger.tokens import Identity
 from schemas import http
@@ -33,7 +35,7 @@ from schemas.errors import NotOnThisShard, TryAgain
 from schemas.ids import partition_of_run
 
 A = TypeVar("A", bound=Ask)
-R = TypeVar("R")
+R = TypeVar("R", bound=Came)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,11 +51,14 @@ class Asks(Generic[A]):
 class Outcomes(Generic[A, R]):
     """Both endpoints of one kind."""
 
-    def __init__(self, kind: Kind[Any, A, R], shards: Shards, ends: EndedAttempts, metrics: ApiMetrics) -> None:
+    def __init__(
+        self, kind: Kind[Any, A, R], shards: Shards, ends: EndedAttempts, metrics: ApiMetrics, permits: Permits
+    ) -> None:
         self.name, self.told_by = kind.name, kind.single
         self._kind = kind
         self._shards = shards
         self._ends = ends
+        self._permits = permits
         self._commits: ShardCommits[Asks[A], R | NotOnThisShard] = ShardCommits(
             shards, self._write, observe=metrics.commit_batch_runs.labels(kind.name).observe
         )
@@ -149,7 +154,9 @@ class Outcomes(Generic[A, R]):
 
     async def _write_all(self, pool: Pool, asks: Sequence[A]) -> Mapping[UUID, R]:
         async with api_transaction(pool, [ask.run_id for ask in asks]) as conn:
-            return await self._kind.write(conn, asks)
+            came = await self._kind.write(conn, asks)
+        self._permits.give_back(SpentPermit(run_id, each.permit) for run_id, each in came.items() if each.permit)
+        return came
 
     async def _explain_misses(self, identity: Identity, misses: Sequence[A]) -> dict[UUID, http.RunAnswer]:
         until = self._ends.deadline()

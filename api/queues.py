@@ -9,8 +9,10 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from api.endpoints import Call
+from api.permit_upkeep import PermitUpkeep
 from api.ready_poll import ReadyPoll
 from ledger.connection import session
+from ledger.live_limits import read_live_limit, set_live_limit
 from ledger.pauses import (
     Pause,
     count_waiting,
@@ -20,7 +22,8 @@ from ledger.pauses import (
     resume_queue,
     resume_tenant,
 )
-from ledger.queue_settings import read_queue_settings, set_rate
+from ledger.permits import count_permits
+from ledger.queue_settings import QueueName, read_queue_settings, set_rate
 from ledger.shards import Shards
 from ledger.tenant_limits import NO_LIMITS, TenantLimits, read_limits, set_limits
 from ledger.tokens import Identity
@@ -29,26 +32,36 @@ from schemas.http import NoBody
 
 
 class Queues:
-    """poll: told of a queue that goes on, so that who waits on it here need not wait for its next look.
+    """poll: told of a queue that goes on, so that who waits on it here need not wait for its next look. permits: counts
+    what is leased of a queue that gets a limit of live runs.
 
     A call that changes something answers 503 when a shard is away; the others have it then, and the same call again
     completes it.
     """
 
-    def __init__(self, shards: Shards, poll: ReadyPoll) -> None:
+    def __init__(self, shards: Shards, poll: ReadyPoll, permits: PermitUpkeep) -> None:
         self._shards = shards
         self._poll = poll
+        self._permits = permits
 
     async def show(self, call: Call[NoBody]) -> http.QueueView:
         """Show a queue: its pause, its settings, how many runs wait."""
         return await self._view(call.identity.tenant, call.queue())
 
     async def change(self, call: Call[http.QueueSettings]) -> http.QueueView:
-        """Change a queue's settings. Owners follow within seconds."""
-        tenant, queue, rate = call.identity.tenant, call.queue(), call.body.rate_per_second
+        """Change a queue's settings. Owners and lease calls follow within seconds."""
+        body, by = call.body, call.identity.token_id
+        name = QueueName(call.identity.tenant, call.queue())
+        rate = body.rate_per_second
         if rate is not UNSET:
-            await self._shards.tell_all(lambda conn: set_rate(conn, tenant, queue, rate, call.identity.token_id))
-        return await self._view(tenant, queue)
+            await self._shards.tell_all(lambda conn: set_rate(conn, *name, rate, by))
+        named = {"max_live": body.max_live_runs, "max_live_per_key": body.max_live_runs_per_key}
+        limits = {limit: value for limit, value in named.items() if value is not UNSET}
+        if limits:
+            await self._shards.tell_all(lambda conn: set_live_limit(conn, name, limits, by))
+            await self._permits.count(name)
+            self._poll.doubt(name)
+        return await self._view(*name)
 
     async def pause(self, call: Call[NoBody]) -> http.QueueView:
         """Lease nothing of a queue until it is resumed."""
@@ -96,6 +109,8 @@ class Queues:
         async with session(self._shards.home) as conn:
             pauses = await list_pauses(conn, tenant, queue=queue)
             settings = await read_queue_settings(conn, tenant, queue)
+            limit = await read_live_limit(conn, QueueName(tenant, queue))
+            live = await count_permits(conn, QueueName(tenant, queue)) if limit else None
         waiting = await self._shards.ask_all(lambda conn: count_waiting(conn, tenant, queue))
         high, normal, low = map(sum, zip(*waiting, strict=True))
         own = _of(pauses, queue)
@@ -105,6 +120,9 @@ class Queues:
             paused_at=own and own.paused_at,
             tenant_paused=_of(pauses, None) is not None,
             rate_per_second=settings.rate_per_s,
+            max_live_runs=limit and limit.max_live,
+            max_live_runs_per_key=limit and limit.max_live_per_key,
+            live_runs=live and live.live,
             waiting=http.LaneCounts(high=high, normal=normal, low=low),
         )
 

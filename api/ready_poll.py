@@ -17,6 +17,7 @@ from contextlib import suppress
 from itertools import zip_longest
 from typing import NamedTuple
 
+from api.full_scopes import FullScopes
 from api.look_times import SOON_S, LookTimes
 from api.metrics import ApiMetrics
 from api.ready_index import ALL, LOW_WATER, Queue, ReadyIndex, ReadyRun
@@ -44,7 +45,7 @@ class _Look(NamedTuple):
 class ReadyPoll:
     """interval_s: how often a queue is looked at while it is waited on, drawn anew from this range each time.
 
-    are_hints_read: whether this process hears of what owners send now.
+    are_hints_read: whether this process hears of what owners send now. full: of which nothing could be leased.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class ReadyPoll:
         shards: Shards,
         index: ReadyIndex,
         metrics: ApiMetrics,
+        full: FullScopes,
         *,
         interval_s: tuple[float, float] = (1.0, 2.0),
         are_hints_read: Callable[[], bool] = lambda: False,
@@ -59,6 +61,7 @@ class ReadyPoll:
         self._shards = shards
         self._index = index
         self._metrics = metrics
+        self._full = full
         self._interval_s = interval_s
         self._are_hints_read = are_hints_read
         self._times = LookTimes()
@@ -109,7 +112,10 @@ class ReadyPoll:
         """The queues to look at."""
         due = {}
         for queue in self._times.due(time.monotonic(), self._interval_s[0] / 2):
-            if wanted := self._index.wanted(queue):
+            if self._index.wanted(queue) and self._full.is_full(queue):
+                self._times.look(queue, time.monotonic(), self._interval_s[0], trusted=False)
+                self._index.dismiss_impatient(queue)
+            elif wanted := self._index.wanted(queue):
                 due[queue] = _Look(wanted, ALL)
             elif low := self._index.low(queue):
                 due[queue] = _Look(LOW_WATER, low)
@@ -164,7 +170,10 @@ class ReadyPoll:
     async def _find(self, lanes: Mapping[Queue, Sequence[int]], limit: int) -> list[DueRun] | None:
         """What every shard that answers has, in turns: none's runs come behind all of another's. None: none answers."""
         found = []
-        answers = await self._shards.ask_each(lambda conn: find_due(conn, list(lanes), limit, lanes=lanes))
+        full_keys = self._full.full_keys(lanes.keys())
+        answers = await self._shards.ask_each(
+            lambda conn: find_due(conn, list(lanes), limit, lanes=lanes, full_keys=full_keys)
+        )
         for shard, answer in answers.items():
             if isinstance(answer, LedgerUnavailable):
                 log.warning("cannot look for due runs on shard %d: %s", shard, answer)

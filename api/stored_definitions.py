@@ -31,6 +31,7 @@ class StoredSpec(Struct, rename="camel", kw_only=True):
     retry_max_seconds: float = 600.0
     catch_up_limit: int = 1_000
     declared_as: str | None = None
+    concurrency_key: str | None = None
 
 
 def stored_spec(job_id: UUID, definition: str) -> StoredSpec:

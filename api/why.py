@@ -1,7 +1,7 @@
 """GET /v1/runs/{id}/why and GET /v1/jobs/{id}/why: where a run's time went, and what became of an occurrence.
 
-The run's events tell where it was; the ledger's pauses and takeovers and the leases of its job's other runs tell what
-kept it there. schemas/waits.py makes intervals of them that sum up to the lateness exactly.
+The run's events tell where it was; the ledger's pauses, takeovers and limits of live runs, and the leases of its job's
+other runs, tell what kept it there. schemas/waits.py makes intervals of them that sum up to the lateness exactly.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from api.endpoints import Call
 from api.history_client import HistoryClient, KnownEvent, KnownLease, KnownOccurrence
 from api.jobs import Jobs
 from api.occurrence_decisions import decision_of
+from api.places import while_full
 from api.problems import not_found
 from api.quota_waits import Slices, slices_of, used_up
 from api.turns import between_leases, goes_in_turn, while_leased
@@ -97,6 +98,9 @@ class Why:
         if ownership.owner is None:
             sentence = "its partition has no owner"
             hindrances.append(Hindrance("owner_taking_over", ownership.owner_since, None, sentence))
+        if row is not None and row.state == "pending":
+            async with session(self._shards.home) as conn:
+                hindrances += await while_full(conn, row)
         if events and _is_gated(row, job):
             leases = await self._history.job_leases(found.job_id, since, ownership.now)
             others = [lease for lease in leases if lease.run_id != run_id]

@@ -27,10 +27,10 @@ FROM STDIN (FORMAT BINARY)
 """
 COPY_RUNS = """
 COPY runs (run_id, job_id, due_at, start_by, partition, tenant, queue, lane, max_attempts, scheduled_for, payload,
-           overlap, timeout_s)
+           overlap, timeout_s, concurrency_key)
 FROM STDIN (FORMAT BINARY)
 """
-_JOB_FIELDS, _RUN_FIELDS = 11 + len(Policies._fields), 13
+_JOB_FIELDS, _RUN_FIELDS = 11 + len(Policies._fields), 14
 
 _HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TAIL = b"\xff\xff"
@@ -73,7 +73,7 @@ def _run_row(partition: bytes, job: NewJob) -> bytes:
     start_by = None if deadline_s is None else job.due_at + timedelta(seconds=deadline_s)
     shared = _shared_of_run(
         job.tenant, job.queue, job.lane, job.max_attempts, job.next_fire_at, job.payload, job.policies.overlap,
-        job.policies.timeout_s,
+        job.policies.timeout_s, job.policies.concurrency_key,
     )  # fmt: skip
     ids = (_UUID, job.run_id.bytes, _UUID, job.job_id.bytes)
     return b"".join((_FIELDS.pack(_RUN_FIELDS), *ids, _instant(job.due_at), _instant(start_by), partition, shared))
@@ -93,11 +93,14 @@ def _shared_of_job(
 ) -> bytes:
     head = (_text(tenant), _text(queue), _INT2.pack(2, lane), _text(definition), _text(payload))
     instants = (_instant(next_fire_at), _instant(created_at))
-    numbers = [
-        _INT2.pack(2, value) if field in ("overlap", "retry_backoff") else _number(value)
-        for field, value in policies._asdict().items()
-    ]
-    return b"".join((*head, _INT2.pack(2, max_attempts), *instants, _text(TZDATA_VERSION), *numbers))
+    its_policies = (_policy(field, value) for field, value in policies._asdict().items())
+    return b"".join((*head, _INT2.pack(2, max_attempts), *instants, _text(TZDATA_VERSION), *its_policies))
+
+
+def _policy(field: str, value: Any) -> bytes:
+    if field == "concurrency_key":
+        return _text(value)
+    return _INT2.pack(2, value) if field in ("overlap", "retry_backoff") else _number(value)
 
 
 @lru_cache(maxsize=1_000)
@@ -110,9 +113,10 @@ def _shared_of_run(
     payload: str | None,
     overlap: int,
     timeout_s: float | None,
+    concurrency_key: str | None,
 ) -> bytes:
     head = (_text(tenant), _text(queue), _INT2.pack(2, lane), _INT2.pack(2, max_attempts), _instant(scheduled_for))
-    return b"".join((*head, _text(payload), _INT2.pack(2, overlap), _number(timeout_s)))
+    return b"".join((*head, _text(payload), _INT2.pack(2, overlap), _number(timeout_s), _text(concurrency_key)))
 
 
 def _text(value: str | None) -> bytes:

@@ -34,7 +34,7 @@ WITH ended AS (
       AND r.lease_expires_at > coalesce(%(now)s::timestamptz, now()) AND {OF_CALLER}
       AND r.cancel_reason IS DISTINCT FROM 'replaced'
     RETURNING r.run_id, r.job_id, r.partition, r.tenant, r.queue, r.lane, r.version + 1 AS version, r.attempt,
-              r.lease_token, r.scheduled_for, r.worker_id, r.overlap, c.result
+              r.lease_token, r.scheduled_for, r.worker_id, r.overlap, r.permit, c.result
 ), freed AS ({FREE_SLOTS}), event AS (
     {
     emit(
@@ -48,7 +48,7 @@ WITH ended AS (
     )
 }
 )
-SELECT run_id FROM ended
+SELECT run_id, permit FROM ended
 """
 
 # The rare path, for runs that another of their job has replaced: too late to be completed, but their slot is wanted.
@@ -75,12 +75,19 @@ WITH ended AS (
 """
 
 
+class Completed(NamedTuple):
+    """permit: the number of the one that the lease had, which the caller gives back; None: it had none."""
+
+    run_id: UUID
+    permit: int | None = None
+
+
 async def complete_runs(
     conn: Connection, completions: Sequence[Completion], *, now: datetime | None = None
-) -> list[UUID]:
+) -> list[Completed]:
     """Finish leased runs and queue their events, in the caller's API transaction.
 
-    completions: at most 1,000, of distinct runs. Returns the ids that were finished; one missing from it has lost its
+    completions: at most 1,000, of distinct runs. Returns those that were finished; one missing from it has lost its
     lease, or was completed before (see `what_ended`), and nothing of it was written. A run that another has replaced is
     missing, too: it ends as cancelled, and the other may start. Locks only these rows.
     """
@@ -93,7 +100,7 @@ async def complete_runs(
         "queues": [completion.queues for completion in completions],
         "now": now,
     }
-    done = [row[0] for row in await (await conn.execute(COMPLETE_RUNS, asked)).fetchall()]
+    done = [Completed(*row) for row in await (await conn.execute(COMPLETE_RUNS, asked)).fetchall()]
     if len(done) < len(completions):
         await conn.execute(END_REPLACED, asked)
     return done
@@ -104,11 +111,13 @@ class Ended(NamedTuple):
 
     retried: it waits until due_at. dead: no attempts are left, or the failure was permanent. held: it would be retried,
     once its paused job is resumed. cancelled: that was asked for, or it would be retried, but its job was deleted.
+    permit: as in `Completed`.
     """
 
     run_id: UUID
     outcome: Literal["retried", "dead", "held", "cancelled"]
     due_at: datetime | None
+    permit: int | None = None
 
 
 def _ended(reason: str, permanent: str, retry_after_s: str) -> str:
@@ -156,7 +165,7 @@ _RETRY_OR_BURY = f"""
     )
 }
 )
-SELECT run_id, fate, CASE fate WHEN 'retried' THEN due_at END FROM ended
+SELECT run_id, fate, CASE fate WHEN 'retried' THEN due_at END, permit FROM ended
 """
 
 

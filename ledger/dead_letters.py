@@ -108,12 +108,12 @@ WITH back AS (
     USING unnest(%(run_ids)b::uuid[], %(due_at)b::timestamptz[]) AS a (run_id, due_at), jobs j
     WHERE d.run_id = a.run_id AND d.partition = %(partition)s AND j.job_id = d.job_id AND j.state <> 'deleted'
     RETURNING d.*, coalesce(a.due_at, %(now)s::timestamptz, now()) AS due_at, j.overlap, j.timeout_s,
-              CASE j.state WHEN 'paused' THEN 'held' ELSE 'pending' END AS state
+              j.concurrency_key, CASE j.state WHEN 'paused' THEN 'held' ELSE 'pending' END AS state
 ), replayed AS (
     INSERT INTO runs (run_id, job_id, partition, tenant, queue, lane, state, version, max_attempts, lease_token,
-                      scheduled_for, due_at, payload, overlap, timeout_s)
+                      scheduled_for, due_at, payload, overlap, timeout_s, concurrency_key)
     SELECT run_id, job_id, partition, tenant, queue, lane, state, version + 1, max_attempts, lease_token,
-           scheduled_for, due_at, payload, overlap, timeout_s
+           scheduled_for, due_at, payload, overlap, timeout_s, concurrency_key
     FROM back
     RETURNING *
 ), run_event AS (

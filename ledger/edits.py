@@ -71,7 +71,7 @@ WITH changed AS (
     SET queue = c.queue, lane = c.lane, max_attempts = c.max_attempts, payload = c.payload,
         due_at = CASE WHEN r.rate_version IS NULL THEN c.due_at ELSE r.due_at END,
         rate_version = CASE WHEN r.queue = c.queue THEN r.rate_version END,
-        overlap = c.overlap, timeout_s = c.timeout_s, version = r.version + 1,
+        overlap = c.overlap, timeout_s = c.timeout_s, concurrency_key = c.concurrency_key, version = r.version + 1,
         start_by = c.due_at + c.start_deadline_s * interval '1 second'
     FROM changed c
     WHERE r.run_id = c.run_id AND r.state <> 'leased' AND r.lease_token = 0

@@ -93,6 +93,7 @@ class Policies(NamedTuple):
     retry_backoff: int = 0
     retry_base_s: float = 1.0
     retry_max_s: float = 600.0
+    concurrency_key: str | None = None
 
 
 def policies_of(spec: JobSpec) -> Policies:
@@ -103,13 +104,14 @@ def policies_of(spec: JobSpec) -> Policies:
         RETRY_BACKOFFS.index(spec.retry_backoff),
         spec.retry_base_seconds,
         spec.retry_max_seconds,
+        spec.concurrency_key,
     )
 
 
 POLICY_COLUMNS = ", ".join(Policies._fields)
 # The parameters that `policy_parameters` makes, as arguments of an unnest.
 POLICY_ARRAYS = """%(overlap)b::smallint[], %(timeout_s)b::float8[], %(start_deadline_s)b::float8[],
-    %(retry_backoff)b::smallint[], %(retry_base_s)b::float8[], %(retry_max_s)b::float8[]"""
+    %(retry_backoff)b::smallint[], %(retry_base_s)b::float8[], %(retry_max_s)b::float8[], %(concurrency_key)b::text[]"""
 
 
 def policy_parameters(all_of: Sequence[Policies]) -> dict[str, list[Any]]:

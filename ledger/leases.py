@@ -13,8 +13,10 @@ from psycopg.rows import TupleRow
 
 from ledger.connection import Connection, Pool
 from ledger.fence import api_transaction, hold_job_states
+from ledger.live_limits import NOT_LIMITED
 from ledger.outbox import emit
 from ledger.pauses import NOT_PAUSED
+from ledger.permits import Permit
 from ledger.returns import ENDED_RUN, JOB_OF_RUN, TAKE_BACK, fate
 from ledger.slots import take_slots
 from schemas.errors import FencepostError
@@ -26,6 +28,7 @@ class LeaseAsk(NamedTuple):
     """A run that a worker may have if it is still pending, due, and hinted by the partition's current epoch.
 
     request_id: of the lease call, whose repetition gets the same runs (ledger/lease_requests.py); None: it has none.
+    permit: without one no run of a queue with a limit of live runs is leased, with one only as it says.
     """
 
     run_id: UUID
@@ -33,6 +36,7 @@ class LeaseAsk(NamedTuple):
     worker_id: str
     visibility_s: float
     request_id: UUID | None = None
+    permit: Permit | None = None
 
 
 class LeasedRun(NamedTuple):
@@ -59,10 +63,20 @@ _ASKED = """
     unnest(%(run_ids)b::uuid[], %(epochs)b::bigint[], %(worker_ids)b::text[], %(visibility_s)b::float8[],
            %(request_ids)b::uuid[]) AS ask (run_id, epoch, worker_id, visibility_s, request_id)
 """
+_ASKED_WITH_PERMITS = """
+    unnest(%(run_ids)b::uuid[], %(epochs)b::bigint[], %(worker_ids)b::text[], %(visibility_s)b::float8[],
+           %(request_ids)b::uuid[], %(permits)b::bigint[], %(queues)b::text[], %(keys)b::text[])
+        AS ask (run_id, epoch, worker_id, visibility_s, request_id, permit, queue, concurrency_key)
+"""
+# The number keeps a permit from being used twice, or after it was given back; the rest may have been edited since.
+_PERMITTED = """
+    (ask.permit <= r.permit) IS NOT TRUE AND r.queue = ask.queue
+    AND r.concurrency_key IS NOT DISTINCT FROM ask.concurrency_key
+"""
 
 
-def _leasable(overlap: str) -> str:
-    """SQL for when run `r` may be leased for `ask`: due and the rest, and `overlap` is as here.
+def _leasable(overlap: str, limited: str = NOT_LIMITED) -> str:
+    """SQL for when run `r` may be leased for `ask`: due and the rest, and `overlap` and `limited` are as here.
 
     One CASE, so that the planner sees no condition that it might begin with: it goes from `ask` by primary key.
     """
@@ -70,7 +84,7 @@ def _leasable(overlap: str) -> str:
     r.run_id = ask.run_id AND p.partition = r.partition AND p.epoch = ask.epoch AND CASE
         WHEN r.state <> 'pending' OR r.due_at > coalesce(%(now)s::timestamptz, now())
           OR r.start_by < coalesce(%(now)s::timestamptz, now()) THEN false
-        ELSE r.overlap {overlap} AND {NOT_PAUSED} END
+        ELSE r.overlap {overlap} AND {NOT_PAUSED} AND {limited} END
     """
 
 
@@ -108,53 +122,86 @@ _REMEMBER = """
 """
 _ANSWER = f"SELECT {', '.join(LeasedRun._fields)} FROM leased"
 
-LEASE_RUNS = f"""
-WITH leased AS (
-    UPDATE runs r {_TAKE} FROM {_ASKED}, partitions p
-    WHERE {_leasable("= 0")}
+_TOLD = f"""
     RETURNING {_LEASED}
 ), event AS ({_LEASE_EVENT}), remembered AS ({_REMEMBER})
 {_ANSWER}
 """
+_TAKE_WITH_PERMIT = f"{_TAKE.rstrip()}, permit = ask.permit\n"
 
-# For what the first statement left: so that the others do not pay for gated runs. IS TRUE keeps it from being a join.
-LEASE_GATED_RUNS = f"""
-WITH {take_slots(_ASKED, _leasable("<> 0"))}, leased AS (
-    UPDATE runs r {_TAKE} FROM {_ASKED}, partitions p
+
+def _lease(asked: str, take: str, leasable: str) -> str:
+    return f"""
+WITH leased AS (
+    UPDATE runs r {take} FROM {asked}, partitions p
+    WHERE {leasable}
+{_TOLD}"""
+
+
+def _lease_gated(asked: str, take: str, leasable: str) -> str:
+    """IS TRUE keeps it from being a join."""
+    return f"""
+WITH {take_slots(asked, leasable)}, leased AS (
+    UPDATE runs r {take} FROM {asked}, partitions p
     WHERE r.run_id = ask.run_id AND p.partition = r.partition AND (ask.run_id IN (SELECT run_id FROM slots)) IS TRUE
-    RETURNING {_LEASED}
-), event AS ({_LEASE_EVENT}), remembered AS ({_REMEMBER})
-{_ANSWER}
-"""
+{_TOLD}"""
+
+
+class _Statements(NamedTuple):
+    """gated: for what the first left: so that the others do not pay for gated runs."""
+
+    first: str
+    gated: str
+
+
+LEASE_RUNS = _lease(_ASKED, _TAKE, _leasable("= 0"))
+LEASE_GATED_RUNS = _lease_gated(_ASKED, _TAKE, _leasable("<> 0"))
+LEASE_PERMITTED_RUNS = _lease(_ASKED_WITH_PERMITS, _TAKE_WITH_PERMIT, _leasable("= 0", _PERMITTED))
+LEASE_PERMITTED_GATED_RUNS = _lease_gated(_ASKED_WITH_PERMITS, _TAKE_WITH_PERMIT, _leasable("<> 0", _PERMITTED))
+_PLAIN = _Statements(LEASE_RUNS, LEASE_GATED_RUNS)
+_WITH_PERMITS = _Statements(LEASE_PERMITTED_RUNS, LEASE_PERMITTED_GATED_RUNS)
 
 
 async def lease_runs(conn: Connection, asks: Sequence[LeaseAsk], *, now: datetime | None = None) -> list[LeasedRun]:
     """Lease the runs that may be leased, in the caller's API transaction; an attempt is charged to each.
 
     asks: at most 1,000, of distinct runs. A run that is missing from the answer is leased by another, finished, held,
-    not due yet, too late to start, of a paused queue, gated while another run of its job is leased, or was hinted by an
-    owner who lost its partition. Locks only these rows, in the order of their ids, and then slots of their jobs.
+    not due yet, too late to start, of a paused queue, gated while another run of its job is leased, without the permit
+    that its queue's limit wants, or was hinted by an owner who lost its partition. Locks only these rows, in the order
+    of their ids, and then slots of their jobs.
     """
-    leased = await _leased(await _send(conn, LEASE_RUNS, asks, now))
-    if left := _left(asks, leased):
-        leased += await _leased(await _send(conn, LEASE_GATED_RUNS, left, now))
+    leased = []
+    for statements, own in _parts(asks):
+        leased += await _leased(await _send(conn, statements.first, own, now))
+        if left := _left(own, leased):
+            leased += await _leased(await _send(conn, statements.gated, left, now))
     return leased
 
 
 async def lease_at_once(pool: Pool, asks: Sequence[LeaseAsk]) -> list[LeasedRun]:
     """The same in transactions of its own, whose begin, fence, lease and commit travel together: one round trip.
 
-    Gated runs have another one to themselves. Raises EpochLost, LedgerUnavailable: then nothing is known to be leased.
+    Gated runs have another one to themselves, and so have those with permits. Raises EpochLost, LedgerUnavailable: then
+    nothing is known to be leased.
     """
-    leased = await _lease_at_once(pool, LEASE_RUNS, asks)
-    if left := _left(asks, leased):
-        try:
-            leased += await _lease_at_once(pool, LEASE_GATED_RUNS, left)
-        except FencepostError as error:
-            if not leased:
-                raise
-            log.warning("%d runs were leased, and gated ones beside them were not: %s", len(leased), error)
+    leased: list[LeasedRun] = []
+    for statements, own in _parts(asks):
+        for statement in statements:
+            if left := _left(own, leased):
+                try:
+                    leased += await _lease_at_once(pool, statement, left)
+                except FencepostError as error:
+                    if not leased:
+                        raise
+                    log.warning("%d runs were leased, and others beside them were not: %s", len(leased), error)
     return leased
+
+
+def _parts(asks: Sequence[LeaseAsk]) -> list[tuple[_Statements, Sequence[LeaseAsk]]]:
+    permitted = [ask for ask in asks if ask.permit is not None]
+    if not permitted:
+        return [(_PLAIN, asks)]
+    return [(_PLAIN, [ask for ask in asks if ask.permit is None]), (_WITH_PERMITS, permitted)]
 
 
 async def _lease_at_once(pool: Pool, statement: str, asks: Sequence[LeaseAsk]) -> list[LeasedRun]:
@@ -164,8 +211,8 @@ async def _lease_at_once(pool: Pool, statement: str, asks: Sequence[LeaseAsk]) -
 
 
 def _left(asks: Sequence[LeaseAsk], leased: Sequence[LeasedRun]) -> Sequence[LeaseAsk]:
-    if len(leased) == len(asks):
-        return []
+    if not leased:
+        return asks
     taken = {run.run_id for run in leased}
     return [ask for ask in asks if ask.run_id not in taken]
 
@@ -174,17 +221,19 @@ async def _send(
     conn: Connection, statement: str, asks: Sequence[LeaseAsk], now: datetime | None = None
 ) -> AsyncCursor[TupleRow]:
     asks = sorted(asks, key=lambda ask: ask.run_id.int)  # UUID's own comparison runs in Python
-    return await conn.execute(
-        statement,
-        {
-            "run_ids": [ask.run_id for ask in asks],
-            "epochs": [ask.epoch for ask in asks],
-            "worker_ids": [ask.worker_id for ask in asks],
-            "visibility_s": [ask.visibility_s for ask in asks],
-            "request_ids": [ask.request_id for ask in asks],
-            "now": now,
-        },
-    )
+    asked = {
+        "run_ids": [ask.run_id for ask in asks],
+        "epochs": [ask.epoch for ask in asks],
+        "worker_ids": [ask.worker_id for ask in asks],
+        "visibility_s": [ask.visibility_s for ask in asks],
+        "request_ids": [ask.request_id for ask in asks],
+        "now": now,
+    }
+    if permits := [ask.permit for ask in asks if ask.permit is not None]:
+        asked["permits"] = [permit.number for permit in permits]
+        asked["queues"] = [permit.queue for permit in permits]
+        asked["keys"] = [permit.concurrency_key for permit in permits]
+    return await conn.execute(statement, asked)
 
 
 async def _leased(cursor: AsyncCursor[TupleRow]) -> list[LeasedRun]:
@@ -208,13 +257,14 @@ class Beat(NamedTuple):
 class ExtendedLease(NamedTuple):
     """cancel: the worker should end the attempt now; its lease is not extended any more.
 
-    lease_s: how long the lease lasts from now, by the ledger's clock.
+    lease_s: how long the lease lasts from now, by the ledger's clock. permit: none is over.
     """
 
     run_id: UUID
     lease_expires_at: datetime
     cancel: bool
     lease_s: float
+    permit: None = None
 
 
 # What a caller of the API may touch: with a tenant only that tenant's runs, with queues (their names joined by commas)
@@ -298,25 +348,25 @@ WITH ended AS (
     )
 }
 )
-SELECT run_id, fate, CASE fate WHEN 'released' THEN due_at END FROM ended
+SELECT run_id, fate, CASE fate WHEN 'released' THEN due_at END, permit FROM ended
 """
 
 
-async def release_runs(conn: Connection, leases: Sequence[HeldLease], *, now: datetime | None = None) -> list[UUID]:
-    """Give leases back unexecuted, in the caller's API transaction: the attempt is not charged.
-
-    A run whose job was paused meanwhile is held; one that is to be cancelled, or whose job was deleted, is cancelled.
-    """
-    rows = await _give_back(conn, [(*lease[:2], None, *lease[2:]) for lease in leases], now)
-    return [row[0] for row in rows]
-
-
 class Snoozed(NamedTuple):
-    """outcome: released (due again at due_at), held or cancelled, as for `release_runs`."""
+    """outcome: released (due again at due_at), held or cancelled, as for `release_runs`. permit: as in `Completed`."""
 
     run_id: UUID
     outcome: str
     due_at: datetime | None
+    permit: int | None = None
+
+
+async def release_runs(conn: Connection, leases: Sequence[HeldLease], *, now: datetime | None = None) -> list[Snoozed]:
+    """Give leases back unexecuted, in the caller's API transaction: the attempt is not charged.
+
+    A run whose job was paused meanwhile is held; one that is to be cancelled, or whose job was deleted, is cancelled.
+    """
+    return await _give_back(conn, [(*lease[:2], None, *lease[2:]) for lease in leases], now)
 
 
 async def snooze_runs(conn: Connection, snoozes: Sequence[Snooze], *, now: datetime | None = None) -> list[Snoozed]:
@@ -324,15 +374,16 @@ async def snooze_runs(conn: Connection, snoozes: Sequence[Snooze], *, now: datet
 
     snoozes: at most 1,000, of distinct runs. A run missing from the answer has lost its lease.
     """
-    return [Snoozed(*row) for row in await _give_back(conn, snoozes, now)]
+    return await _give_back(conn, snoozes, now)
 
 
 _Return = tuple[UUID, int, float | None, str | None, str | None]  # the fields of Snooze
 
 
-async def _give_back(conn: Connection, returns: Sequence[_Return], now: datetime | None) -> list[TupleRow]:
+async def _give_back(conn: Connection, returns: Sequence[_Return], now: datetime | None) -> list[Snoozed]:
     returns = sorted(returns, key=lambda each: each[0].int)
     names = ("run_ids", "lease_tokens", "delays_s", "tenants", "queues")
     columns = {name: [each[place] for each in returns] for place, name in enumerate(names)}
     await hold_job_states(conn, [each[0] for each in returns])
-    return await (await conn.execute(RELEASE_RUNS, {**columns, "now": now})).fetchall()
+    cursor = await conn.execute(RELEASE_RUNS, {**columns, "now": now})
+    return [Snoozed(*row) for row in await cursor.fetchall()]

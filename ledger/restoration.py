@@ -38,6 +38,12 @@ SELECT setval(pg_get_serial_sequence('outbox', 'id'), %(floor)s),
        setval(pg_get_serial_sequence('audit_outbox', 'id'), %(floor)s)
 """
 
+# Home alone has any permits: what is leased on other shards is counted anew, under numbers that nobody has seen.
+COUNT_LIVE_ANEW = """
+WITH again AS (UPDATE live_limits SET counted = false RETURNING tenant)
+SELECT setval(pg_get_serial_sequence('permits', 'permit'), %(floor)s) FROM (SELECT count(*) FROM again) AS done
+"""
+
 
 class Restoration(NamedTuple):
     """floor: epochs, lease tokens and event ids that are given from now on are larger. leases: how many were ended."""
@@ -65,4 +71,5 @@ async def declare_restored(conn: Connection) -> Restoration:
         partitions = (await conn.execute(RAISE_EPOCHS, asked)).rowcount
         leases = (await conn.execute(VOID_LEASES, asked)).rowcount
         await conn.execute(RAISE_OUTBOX_IDS, asked)
+        await conn.execute(COUNT_LIVE_ANEW, asked)
     return Restoration(partitions, row[0], leases)

@@ -10,9 +10,9 @@ from ledger.outbox import emit
 from ledger.slots import FREE_SLOTS
 
 # Needs `runs r`, and selects locked rows of it into a CTE
-# `ended (run_id, job_id, overlap, fate, attempt, due_at, worker_id, reason)`, whose first three are ENDED_RUN.
+# `ended (run_id, job_id, overlap, permit, fate, attempt, due_at, worker_id, reason)`, whose first four are ENDED_RUN.
 JOB_OF_RUN = "LEFT JOIN jobs j ON j.job_id = r.job_id"
-ENDED_RUN = "r.run_id, r.job_id, r.overlap"
+ENDED_RUN = "r.run_id, r.job_id, r.overlap, r.permit"
 
 
 def fate(otherwise: str, *, dead: str = "false") -> str:

@@ -51,9 +51,9 @@ def make_run(
     deadline = "j.due_at + j.start_deadline_s * interval '1 second'" if start_by else "NULL"
     return f"""
     INSERT INTO runs (run_id, job_id, partition, tenant, queue, lane, max_attempts, scheduled_for, due_at, payload,
-                      overlap, timeout_s, start_by, version, state, rate_version)
+                      overlap, timeout_s, concurrency_key, start_by, version, state, rate_version)
     SELECT j.run_id, j.job_id, j.partition, j.tenant, j.queue, j.lane, j.max_attempts, j.scheduled_for, {due_at},
-           {payload}, j.overlap, j.timeout_s, {deadline},
+           {payload}, j.overlap, j.timeout_s, j.concurrency_key, {deadline},
            CASE WHEN j.edited_at IS NULL THEN 1 ELSE 2 * j.version - 1 END, {state}, {rate_version}
     FROM {source}
     """
@@ -75,8 +75,9 @@ class ManualRun(NamedTuple):
 
 TRIGGER_JOBS = f"""
 WITH asked AS (
-    SELECT j.job_id, j.partition, j.tenant, j.queue, j.lane, j.max_attempts, j.timeout_s, j.start_deadline_s, j.version,
-           j.edited_at, m.run_id, m.scheduled_for, coalesce(m.payload, j.payload) AS own_payload,
+    SELECT j.job_id, j.partition, j.tenant, j.queue, j.lane, j.max_attempts, j.timeout_s, j.start_deadline_s,
+           j.concurrency_key, j.version, j.edited_at, m.run_id, m.scheduled_for,
+           coalesce(m.payload, j.payload) AS own_payload,
            coalesce(m.due_at, least(m.scheduled_for, coalesce(%(now)s::timestamptz, now()))) AS due_at,
            CASE WHEN m.in_turn AND j.overlap <> 0 THEN 3 ELSE j.overlap END AS overlap
     FROM unnest(%(job_id)b::uuid[], %(run_id)b::uuid[], %(scheduled_for)b::timestamptz[], %(payload)b::text[],
@@ -160,6 +161,8 @@ FROM unnest(%(tenants)b::text[], %(queues)b::text[], %(lanes)b::smallint[]) AS a
            AND r.due_at <= coalesce(%(now)s::timestamptz, now()) AND r.state = 'pending'
            AND (r.start_by IS NULL OR r.start_by >= coalesce(%(now)s::timestamptz, now()))
            AND (r.overlap = 0 OR ({MAY_TAKE_SLOT})) AND {held_here("r")}
+           AND (r.concurrency_key IS NULL
+                OR r.tenant || ' ' || r.queue || ' ' || r.concurrency_key <> ALL (%(full_keys)b::text[]))
          ORDER BY r.due_at LIMIT %(limit)s
      ) AS due,
      partitions p
@@ -175,11 +178,12 @@ async def find_due(
     limit: int,
     *,
     lanes: Mapping[tuple[str, str], Sequence[int]] | None = None,
+    full_keys: Sequence[tuple[str, str, str]] = (),
     now: datetime | None = None,
 ) -> list[DueRun]:
     """Up to `limit` due runs of each lane of each (tenant, queue), oldest first: what hints may have missed.
 
-    lanes: of the queues that are in it no others.
+    lanes: of the queues that are in it no others. full_keys: concurrency keys, each of a tenant's queue, to leave out.
 
     Only such as could be leased: none of a paused queue, none too late to start, none whose job's slot is taken or
     whose turn it is not.
@@ -192,6 +196,7 @@ async def find_due(
             "queues": [queue for _, queue, _ in asked],
             "lanes": [lane for _, _, lane in asked],
             "limit": limit,
+            "full_keys": [" ".join(key) for key in full_keys],
             "now": now,
         },
     )
@@ -221,15 +226,16 @@ class RunState(NamedTuple):
     attempt_ends_at: datetime | None
     cancel_reason: str | None
     progress: str | None
+    concurrency_key: str | None
 
 
 READ_RUN = """
 SELECT run_id, job_id, tenant, queue, lane, state, version, attempt, max_attempts, lease_token, scheduled_for, due_at,
-       lease_expires_at, worker_id, NULL, overlap, start_by, attempt_ends_at, cancel_reason, progress
+       lease_expires_at, worker_id, NULL, overlap, start_by, attempt_ends_at, cancel_reason, progress, concurrency_key
 FROM runs WHERE run_id = %(run_id)s
 UNION ALL
 SELECT run_id, job_id, tenant, queue, lane, 'dead', version, attempt, max_attempts, lease_token, scheduled_for, NULL,
-       NULL, worker_id, reason, 0, NULL, NULL, NULL, NULL
+       NULL, worker_id, reason, 0, NULL, NULL, NULL, NULL, NULL
 FROM dead_runs WHERE run_id = %(run_id)s
 """
 

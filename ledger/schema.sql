@@ -73,6 +73,7 @@ CREATE TABLE jobs (
     tzdata_version   text,                         -- the rules that the pending occurrence was computed with
     edited_at        timestamptz,                  -- when its pending run was last replaced, by an edit or a new tzdata
     declared_as      text GENERATED ALWAYS AS (definition::jsonb ->> 'declaredAs') STORED, -- set/name, of a file's job
+    concurrency_key  text,                         -- of which its queue may limit the live runs; NULL: of none
     CHECK ((state = 'paused') = (paused_at IS NOT NULL)),
     CHECK (state <> 'deleted' OR next_fire_at IS NULL)
 ) WITH (fillfactor = 80);
@@ -117,6 +118,8 @@ CREATE TABLE runs (
     cancel_reason    text,                         -- 'cancelled' or 'replaced': the worker is told to stop
     progress         text,                         -- the last note of the attempt
     rate_version     int,                          -- made up for and set apart by this rate of its queue; NULL: not
+    concurrency_key  text,                         -- its job's
+    permit           bigint,                       -- the last one that it was leased with, or that it can no more be: see permits
     CHECK ((state = 'leased') = (lease_expires_at IS NOT NULL)),
     CHECK ((state = 'leased') = (worker_id IS NOT NULL)),
     CONSTRAINT runs_of_an_attempt CHECK ((attempt_ends_at IS NULL AND cancel_reason IS NULL) OR (
@@ -260,6 +263,30 @@ CREATE TABLE tenant_limits (
     set_at       timestamptz NOT NULL DEFAULT now(),
     set_by       text NOT NULL                     -- the token's id
 );
+
+-- What operators have set of how many runs are leased at once, told to every shard: the statement that leases a run of
+-- such a queue wants a permit for it. A queue without a row has no limit.
+CREATE TABLE live_limits (
+    tenant           text NOT NULL,
+    queue            text NOT NULL,
+    max_live         int CONSTRAINT live_limits_queue CHECK (max_live > 0),         -- over all of the queue; NULL: any
+    max_live_per_key int CONSTRAINT live_limits_key CHECK (max_live_per_key > 0),   -- with one concurrency key; NULL: any
+    counted          boolean NOT NULL DEFAULT false, -- home's word: what was leased before has its permit; none is given until then
+    set_at           timestamptz NOT NULL DEFAULT now(),
+    set_by           text NOT NULL,                -- the token's id
+    PRIMARY KEY (tenant, queue)
+);
+
+-- Home alone: the runs of limited queues that are leased, are about to be, or were until a moment ago. See ledger/permits.py.
+CREATE TABLE permits (
+    run_id          uuid PRIMARY KEY,
+    permit          bigint GENERATED ALWAYS AS IDENTITY, -- of the runs that had one after the other, each has a larger one
+    tenant          text NOT NULL,
+    queue           text NOT NULL,
+    concurrency_key text,
+    taken_at        timestamptz NOT NULL DEFAULT now()
+);
+CREATE INDEX permits_by_queue ON permits (tenant, queue, concurrency_key);
 
 -- Home alone: the API processes that share out what tenants may lease, while there is such a limit.
 CREATE TABLE api_instances (

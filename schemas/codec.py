@@ -24,22 +24,22 @@ NAMESPACE = "io.fencepost"
 # Never renumber and never reuse: ids are in every record that was ever written. A changed schema gets a new id, and
 # the old one stays readable as avro/archive/<id>.avsc, which has the named types that it refers to in it.
 BUILT_IN_IDS: Mapping[str, int] = {
-    "CreateJob": 1,
-    "UpdateJob": 2,
     "PauseJob": 3,
     "ResumeJob": 4,
     "DeleteJob": 5,
     "TriggerJob": 6,
     "CancelRun": 7,
     "ReplayRun": 8,
-    "CommandBatch": 9,
     "RejectedCommand": 10,
     "RunEvents": 12,
     "BackfillJob": 13,
     "ReadyHints": 14,
     "AuditEvents": 15,
+    "CreateJob": 16,
+    "UpdateJob": 17,
+    "CommandBatch": 18,
 }
-ARCHIVED_IDS: Mapping[int, str] = {11: "ReadyHints"}
+ARCHIVED_IDS: Mapping[int, str] = {1: "CreateJob", 2: "UpdateJob", 9: "CommandBatch", 11: "ReadyHints"}
 
 Record = dict[str, Any]
 ParsedSchema = Any  # fastavro's own, opaque to us

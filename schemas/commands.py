@@ -28,6 +28,8 @@ PAYLOAD_MAX_BYTES = 64 * 1024
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:-]+\Z", examples=["mail"])]
 Instant = Annotated[datetime, Meta(tz=True)]  # a naive datetime is an error
 DeclaredAs = Annotated[str, Meta(max_length=201, pattern=r"^[A-Za-z0-9_.:-]{1,100}/[A-Za-z0-9_.:-]{1,100}\Z")]
+# No control characters: Postgres keeps no NUL, and people read it.
+ConcurrencyKey = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[!-~]+\Z", examples=["customer-42"])]
 Lane = Literal["high", "normal", "low"]
 LANES: tuple[Lane, ...] = ("high", "normal", "low")  # the ledger stores the index
 CatchUp = Literal["latest", "all", "none"]
@@ -48,6 +50,7 @@ class JobSpec(Struct, rename="camel", kw_only=True, frozen=True):
     retry n (the n-th attempt failed) is uniform in (0, least(retry_max, d)] with d = base · 2^n for exponential,
     base · n for linear, base for fixed. catch_up_limit: how many missed occurrences `all` makes up for, the newest.
     declared_as: "set/name" of a job that a file declares; the set is what a plan compares the file with.
+    concurrency_key: of the runs with the same one the queue may limit how many are leased at once.
     """
 
     queue: Name
@@ -65,6 +68,7 @@ class JobSpec(Struct, rename="camel", kw_only=True, frozen=True):
     retry_max_seconds: RetrySeconds = 600.0
     catch_up_limit: Annotated[int, Meta(ge=1, le=100_000)] = 1_000
     declared_as: DeclaredAs | None = None
+    concurrency_key: ConcurrencyKey | None = None
 
 
 class Command(Struct, rename="camel", kw_only=True, frozen=True):

@@ -13,7 +13,17 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from schemas.commands import CatchUp, DeclaredAs, Instant, Lane, Name, Overlap, PositiveSeconds, RetryBackoff
+from schemas.commands import (
+    CatchUp,
+    ConcurrencyKey,
+    DeclaredAs,
+    Instant,
+    Lane,
+    Name,
+    Overlap,
+    PositiveSeconds,
+    RetryBackoff,
+)
 from schemas.commands import RetrySeconds as BackoffSeconds
 
 RESULT_MAX_BYTES = 64 * 1024
@@ -72,6 +82,7 @@ class NewJob(Request):
     retry_max_seconds: BackoffSeconds = 600.0
     catch_up_limit: Annotated[int, Meta(ge=1, le=100_000)] = 1_000
     declared_as: DeclaredAs | None = None
+    concurrency_key: ConcurrencyKey | None = None
 
 
 class JobUpdate(NewJob):
@@ -144,6 +155,7 @@ class JobView(Answer, kw_only=True):
     retry_max_seconds: float
     catch_up_limit: int
     declared_as: str | None
+    concurrency_key: str | None
 
 
 class RunView(Answer, kw_only=True, omit_defaults=True):

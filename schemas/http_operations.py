@@ -151,20 +151,28 @@ class LaneCounts(Answer, kw_only=True):
     low: int
 
 
+LiveRuns = Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
 class QueueSettings(Request):
     """PATCH /v1/queues/{queue}: what is named changes, the rest stays. null: back to no limit.
 
     rate_per_second: how many runs a second its workers are meant to take. Today one thing goes by it: the made-up runs
     of jobs with catchUp all come due at this rate. It limits no other run.
+    max_live_runs: how many of its runs may be leased at once. max_live_runs_per_key: how many of those whose jobs have
+    the same concurrencyKey. A lower limit takes no lease away.
     """
 
     rate_per_second: Annotated[float, Meta(gt=0, le=1_000_000)] | UnsetType | None = UNSET
+    max_live_runs: LiveRuns | UnsetType | None = UNSET
+    max_live_runs_per_key: LiveRuns | UnsetType | None = UNSET
 
 
 class QueueView(Answer, kw_only=True):
     """paused: the queue itself. tenant_paused: every queue of the tenant. waiting: runs that are due, by lane.
 
-    rate_per_second: as it was set; None: no limit.
+    rate_per_second, max_live_runs, max_live_runs_per_key: as they were set; None: no limit. live_runs: how many are
+    leased, or are about to be, of a queue with a limit of them; None: it has none, and nobody counts.
     """
 
     queue: str
@@ -172,6 +180,9 @@ class QueueView(Answer, kw_only=True):
     paused_at: datetime | None
     tenant_paused: bool
     rate_per_second: float | None
+    max_live_runs: int | None
+    max_live_runs_per_key: int | None
+    live_runs: int | None
     waiting: LaneCounts
 
 

@@ -22,6 +22,8 @@ Cause = Literal[
     "job_paused",
     "tenant_paused",
     "queue_paused",
+    "queue_full",  # as many runs of its queue were live as may be
+    "key_full",  # as many with its concurrency key were
     "overlap",  # another run of its job was leased
     "owner_taking_over",  # its partition had no owner who could hint it
     "lease_quota",  # its tenant had leased all it may, so who asked for more had to wait
@@ -32,7 +34,15 @@ Cause = Literal[
     "ended",  # between its end and a replay
 ]
 # Where several hold at once, the first one counts. A paused job comes before them all: its runs are put aside.
-PRIORITY: tuple[Cause, ...] = ("tenant_paused", "queue_paused", "overlap", "owner_taking_over", "lease_quota")
+PRIORITY: tuple[Cause, ...] = (
+    "tenant_paused",
+    "queue_paused",
+    "queue_full",
+    "key_full",
+    "overlap",
+    "owner_taking_over",
+    "lease_quota",
+)
 
 _MICROSECOND = datetime.resolution
 # A cancel that is asked for changes nothing about where the run is.

@@ -15,7 +15,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaException, Message, Produ
 from api.ready_index import ReadyRun
 from ledger.completions import expire_leases
 from ledger.fence import Fence, owner_transaction, take_over
-from ledger.jobs import NewJob, create_jobs
+from ledger.jobs import NewJob, Policies, create_jobs
 from ledger.shards import Shards
 from schemas.codec import Codec
 from schemas.commands import LANES, JobSpec, definition_json
@@ -60,6 +60,7 @@ class Owner:
         payload: str | None = None,
         max_attempts: int = 5,
         due_in_s: float = -1.0,
+        concurrency_key: str | None = None,
     ) -> list[UUID]:
         """Jobs with a run each that is due; returns the run ids in due order."""
         by_partition: dict[int, list[NewJob]] = defaultdict(list)
@@ -70,7 +71,8 @@ class Owner:
             partition = partition_of_job(job_id, PARTITIONS)
             run_ids.append(run_id := run_id_for(job_id, at, partition))
             definition = definition_json(SPEC)
-            job = NewJob(job_id, tenant, queue, lane, definition, payload, max_attempts, at, at, run_id, at)
+            policies = Policies(concurrency_key=concurrency_key)
+            job = NewJob(job_id, tenant, queue, lane, definition, payload, max_attempts, at, at, run_id, at, policies)
             by_partition[partition].append(job)
         await asyncio.gather(*(self._create(partition, jobs) for partition, jobs in by_partition.items()))
         return run_ids

@@ -15,7 +15,10 @@ from tests.api.owner import Owner
 from tests.api.test_jobs import HOURLY, WRONG_JOBS, create
 
 NIGHTLY = {"queue": "mail", "schedule": {"cron": "0 3 * * *", "zone": "Europe/Paris"}}
-POLICIES = {"retryBackoff": "linear", "retryBaseSeconds": 2.5, "retryMaxSeconds": 90.0, "catchUpLimit": 7}
+POLICIES = {
+    "retryBackoff": "linear", "retryBaseSeconds": 2.5, "retryMaxSeconds": 90.0, "catchUpLimit": 7,
+    "concurrencyKey": "c-1",
+}  # fmt: skip
 
 
 @pytest_asyncio.fixture

@@ -19,6 +19,7 @@ async def test_a_queue_tells_what_waits_in_its_lanes(operator: Caller, owner: Ow
     await owner.make_due(1, due_in_s=3600)
     assert (await operator.get(QUEUE)).json() == {
         "queue": "mail", "paused": False, "pausedAt": None, "tenantPaused": False, "ratePerSecond": None,
+        "maxLiveRuns": None, "maxLiveRunsPerKey": None, "liveRuns": None,
         "waiting": {"high": 2, "normal": 3, "low": 0},
     }  # fmt: skip
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from api import ready_poll
+from api.full_scopes import FullScopes
 from api.metrics import ApiMetrics
 from api.ready_index import Queue, ReadyIndex, ReadyRun, Waiter
 from api.ready_poll import ReadyPoll
@@ -35,6 +36,7 @@ class Poll:
             Shards.alone(pool, PARTITIONS),
             self.index,
             self.metrics,
+            FullScopes(self.index, lambda _: None),
             interval_s=interval_s,
             are_hints_read=lambda: self.are_hints_read,
         )

@@ -424,3 +424,24 @@ async def test_a_run_that_its_tenant_s_quota_kept_waiting_is_told_so(
     [quota] = [each for each in answer["intervals"] if each["cause"] == "lease_quota"]
     assert quota["detail"] == "its tenant's quota of 20 leases a second was used up"
     assert quota["ms"] > 1000
+
+
+@pytest.mark.parametrize(
+    ("limits", "cause", "word"),
+    [
+        ({"maxLiveRuns": 1}, "queue_full", "queue mail had 1 live runs, and may have 1"),
+        ({"maxLiveRunsPerKey": 1}, "key_full", "concurrency key c-1 had 1 live runs, and may have 1"),
+    ],
+)
+async def test_a_run_that_waits_for_a_place_tells_how_many_are_taken(
+    worker: Caller, operator: Caller, owner: Owner, limits: dict[str, int], cause: str, word: str
+) -> None:
+    await operator.patch("/v1/queues/mail", limits)
+    made = {str(run_id) for run_id in await owner.make_due(2, concurrency_key="c-1")}
+    run = await lease_one(worker)
+    [waiting] = made - {run["runId"]}
+    [*_, last] = (await why(operator, waiting))["intervals"]
+    assert (last["cause"], last["detail"]) == (cause, word)
+    await complete(worker, run)
+    assert (await lease_one(worker))["runId"] == waiting
+    assert causes(await why(operator, waiting))[-1] == "running"

@@ -100,7 +100,7 @@ class OwnedPartition:
 
     async def complete(self, *completions: Completion, now: datetime = NOW) -> list[UUID]:
         async with api_transaction(self.pool, [each.run_id for each in completions]) as conn:
-            return await complete_runs(conn, completions, now=now)
+            return [done.run_id for done in await complete_runs(conn, completions, now=now)]
 
     async def fail(self, *failures: Failure, now: datetime = NOW) -> list[Ended]:
         async with api_transaction(self.pool, [each.run_id for each in failures]) as conn:
@@ -108,7 +108,7 @@ class OwnedPartition:
 
     async def release(self, *leases: HeldLease, now: datetime = NOW) -> list[UUID]:
         async with api_transaction(self.pool, [each.run_id for each in leases]) as conn:
-            return await release_runs(conn, leases, now=now)
+            return [released.run_id for released in await release_runs(conn, leases, now=now)]
 
     async def beat(self, *beats: Beat, now: datetime = NOW) -> list[ExtendedLease]:
         async with api_transaction(self.pool, [each.run_id for each in beats]) as conn:

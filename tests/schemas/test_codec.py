@@ -29,22 +29,22 @@ def test_the_wire_bytes_are_a_zero_the_id_and_the_avro_body() -> None:
 def test_the_built_in_ids_are_never_renumbered() -> None:
     """They are in every record that was ever written: this table may only grow."""
     assert BUILT_IN_IDS == {
-        "CreateJob": 1,
-        "UpdateJob": 2,
         "PauseJob": 3,
         "ResumeJob": 4,
         "DeleteJob": 5,
         "TriggerJob": 6,
         "CancelRun": 7,
         "ReplayRun": 8,
-        "CommandBatch": 9,
         "RejectedCommand": 10,
         "RunEvents": 12,
         "BackfillJob": 13,
         "ReadyHints": 14,
         "AuditEvents": 15,
+        "CreateJob": 16,
+        "UpdateJob": 17,
+        "CommandBatch": 18,
     }
-    assert ARCHIVED_IDS == {11: "ReadyHints"}
+    assert ARCHIVED_IDS == {1: "CreateJob", 2: "UpdateJob", 9: "CommandBatch", 11: "ReadyHints"}
     assert ARCHIVED_IDS.keys().isdisjoint(BUILT_IN_IDS.values())
 
 
@@ -52,6 +52,15 @@ def test_hints_of_builds_that_told_no_due_time_are_read() -> None:
     old = HINTS_WIRE[:4] + b"\x0b" + HINTS_WIRE[5:-1]
     assert Codec().decode(old) == ("ReadyHints", HINTS)
     assert Codec().body_of("ReadyHints", old) is None
+
+
+def carries(read: Any, written: Any) -> bool:
+    """Whether what was read is what was written, but for fields that are new since."""
+    if isinstance(written, dict):
+        return all(carries(read[key], value) for key, value in written.items())
+    if isinstance(written, (list, tuple)):
+        return len(read) == len(written) and all(map(carries, read, written))
+    return bool(read == written)
 
 
 @pytest.mark.parametrize(("schema_id", "name"), ARCHIVED_IDS.items())
@@ -65,9 +74,9 @@ def test_what_was_written_with_an_archived_schema_is_read_and_the_other_way_roun
     out = io.BytesIO()
     fastavro.schemaless_writer(out, archived, record)
     _, read = Codec().decode(struct.pack(">bI", 0, schema_id) + out.getvalue())
-    assert read.items() >= record.items()
+    assert carries(read, record)
     body = io.BytesIO(Codec().encode(name, read)[5:])
-    assert fastavro.schemaless_reader(body, reader_schema(name), archived) == record
+    assert fastavro.schemaless_reader(body, reader_schema(name), archived, return_record_name=True) == record
 
 
 @pytest.mark.parametrize("name", BUILT_IN_IDS)

@@ -76,6 +76,8 @@ specs = st.builds(
     retry_base_seconds=seconds,
     retry_max_seconds=seconds,
     catch_up_limit=st.integers(1, 100_000),
+    concurrency_key=st.none()
+    | st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=200),
 )
 OWN_FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "CreateJob": {"spec": specs},

@@ -63,6 +63,7 @@ class Job(Row):
     retry_backoff: int = 0
     retry_base_s: float = 1.0
     retry_max_s: float = 600.0
+    concurrency_key: str | None = None
     state: str = "active"
     version: int = 1
     paused_at: datetime | None = None

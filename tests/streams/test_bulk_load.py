@@ -27,7 +27,15 @@ def a_bit_of_everything() -> list[CreateJob]:
     specs: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"cron": "H 9 * * MON-FRI", "zone": "America/New_York", "jitterSeconds": 90}, {}),
         ({"everySeconds": 60}, {"payload": '{"tab":"\\t","backslash":"\\\\"}', "overlap": "skip", "lane": "high"}),
-        ({"cron": "@daily"}, {"start_deadline_seconds": 0.7, "timeout_seconds": 12.5, "name": "naïve \\ name\t2"}),
+        (
+            {"cron": "@daily"},
+            {
+                "start_deadline_seconds": 0.7,
+                "timeout_seconds": 12.5,
+                "concurrency_key": "c",
+                "name": "naïve \\ name\t2",
+            },
+        ),
         ({"runAt": "2100-01-01T00:00:00Z"}, {"retry_backoff": "linear", "retry_base_seconds": 2.0, "max_attempts": 9}),
         ({"delaySeconds": 7200.25}, {"declared_as": "mail/nightly", "catch_up": "all"}),
     ]

@@ -292,7 +292,7 @@ async def test_a_completion_whose_event_was_lost_is_forgotten_when_its_lease_wou
         run_id = await owned.make_due()
         token = await owned.lease(run_id, 0.5)
         async with api_transaction(setting.pool, [run_id]) as conn:
-            assert await complete_runs(conn, [Completion(run_id, token)]) == [run_id]
+            assert [done.run_id for done in await complete_runs(conn, [Completion(run_id, token)])] == [run_id]
         await until(lambda: owned.memory.state.run_ids(b"", 10) == [])
 
 

@@ -275,12 +275,14 @@ async def test_a_snoozed_run_comes_again_uncharged_and_a_dead_one_is_replayed(cl
 async def test_a_job_is_edited_backfilled_and_its_queue_paused(clients: Clients, owner: Owner) -> None:
     async with owner.applying_commands(), clients.client() as client:
         job = await client.create_job(JobSpec(queue="mail", schedule=cron("0 3 * * *")))
-        edited = JobSpec(queue="mail", schedule=cron("0 4 * * *"), retry_backoff="fixed", catch_up_limit=5)
+        edited = JobSpec(
+            queue="mail", schedule=cron("0 4 * * *"), retry_backoff="fixed", catch_up_limit=5, concurrency_key="a"
+        )
         answer = await client.update_job(job.job_id, edited)
         assert answer.next_run_at is not None
         assert answer.next_run_at.hour == 4
         shown = await client.job(job.job_id)
-        assert (shown.retry_backoff, shown.catch_up_limit) == ("fixed", 5)
+        assert (shown.retry_backoff, shown.catch_up_limit, shown.concurrency_key) == ("fixed", 5, "a")
         now = datetime.now(UTC)
         filled = await client.backfill(job.job_id, now - timedelta(days=3), now)
         assert filled.count == len({run.run_id for run in filled.runs}) == 3
@@ -291,6 +293,8 @@ async def test_a_job_is_edited_backfilled_and_its_queue_paused(clients: Clients,
         assert (await client.set_queue("mail", rate_per_second=50)).rate_per_second == 50
         assert (await client.set_queue("mail")).rate_per_second == (await client.queue("mail")).rate_per_second == 50
         assert (await client.set_queue("mail", rate_per_second=None)).rate_per_second is None
+        limited = await client.set_queue("mail", max_live_runs=9, max_live_runs_per_key=2)
+        assert (limited.max_live_runs, limited.max_live_runs_per_key, limited.live_runs) == (9, 2, 0)
         assert (await client.set_tenant(leases_per_second=1_000, lease_burst=50)).lease_burst == 50
         assert (await client.set_tenant(lease_burst=None)).leases_per_second == 1_000
         assert (await client.set_tenant(leases_per_second=None)).leases_per_second is None

@@ -39,6 +39,7 @@ def test_create_takes_every_policy(server: ScriptedServer) -> None:
         *["jobs", "create", "--queue", "bill", "--cron", "0 6 1 * *", "--start-at", "2026-02-01T00:00:00Z"],
         *["--end-at", "2027-02-01T00:00:00+01:00", "--exclude-date", "2026-05-01", "--exclude-date", "2026-06-01"],
         *["--jitter", "30", "--catch-up", "all", "--catch-up-limit", "50", "--start-deadline", "600"],
+        *["--concurrency-key", "customer-42"],
         *["--retry-backoff", "linear", "--retry-base", "2.5", "--retry-max", "60"],
         url=server.url,
     )
@@ -50,7 +51,7 @@ def test_create_takes_every_policy(server: ScriptedServer) -> None:
             "cron": "0 6 1 * *", "startAt": "2026-02-01T00:00:00Z", "endAt": "2027-02-01T00:00:00+01:00",
             "excludeDates": ["2026-05-01", "2026-06-01"], "jitterSeconds": 30.0,
         },
-        "catchUp": "all", "catchUpLimit": 50, "startDeadlineSeconds": 600.0,
+        "catchUp": "all", "catchUpLimit": 50, "startDeadlineSeconds": 600.0, "concurrencyKey": "customer-42",
         "retryBackoff": "linear", "retryBaseSeconds": 2.5, "retryMaxSeconds": 60.0,
     }  # fmt: skip
 
@@ -171,6 +172,12 @@ def test_dead_replay_goes_on_page_by_page_at_its_pace(server: ScriptedServer) ->
         (["queues", "show", "mail"], ("GET", "/v1/queues/mail", None)),
         (["queues", "set", "mail", "--rate", "50"], ("PATCH", "/v1/queues/mail", {"ratePerSecond": 50.0})),
         (["queues", "set", "mail", "--no-rate"], ("PATCH", "/v1/queues/mail", {"ratePerSecond": None})),
+        (
+            ["queues", "set", "mail", "--live", "20", "--no-live-per-key"],
+            ("PATCH", "/v1/queues/mail", {"maxLiveRuns": 20, "maxLiveRunsPerKey": None}),
+        ),
+        (["queues", "set", "mail", "--live-per-key", "1"], ("PATCH", "/v1/queues/mail", {"maxLiveRunsPerKey": 1})),
+        (["queues", "set", "mail", "--no-live"], ("PATCH", "/v1/queues/mail", {"maxLiveRuns": None})),
         (["queues", "pause", "mail"], ("POST", "/v1/queues/mail/pause", None)),
         (["queues", "resume", "mail"], ("POST", "/v1/queues/mail/resume", None)),
         (["tenant", "show"], ("GET", "/v1/tenant", None)),

@@ -128,7 +128,7 @@ def test_server_reads_a_batch_in_order() -> None:
 def test_server_reads_an_edit_with_all_its_policies() -> None:
     job_id, spec = uuid4(), JobSpec(
         queue="q", schedule=fencepost.every(60), retry_backoff="fixed", retry_base_seconds=2, retry_max_seconds=9,
-        catch_up="all", catch_up_limit=5, payload=[1],
+        catch_up="all", catch_up_limit=5, payload=[1], concurrency_key="customer-42",
     )  # fmt: skip
     [command] = read(encode_command("UpdateJob", update_command("acme", job_id, spec, NINE, None)))
     assert isinstance(command, UpdateJob)
@@ -137,6 +137,7 @@ def test_server_reads_an_edit_with_all_its_policies() -> None:
         "fixed", 2, 9,
     )  # fmt: skip
     assert (command.spec.catch_up, command.spec.catch_up_limit) == ("all", 5)
+    assert command.spec.concurrency_key == "customer-42"
 
 
 def test_server_reads_commands_about_runs_and_ranges() -> None:

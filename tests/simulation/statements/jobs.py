@@ -100,7 +100,8 @@ def create_jobs(tx: Transaction, params: Any) -> Statement:
     made: list[Run] = []
     columns = (
         "job_id", "tenant", "queue", "lane", "definition", "payload", "max_attempts", "next_fire_at", "created_at",
-        "overlap", "timeout_s", "start_deadline_s", "retry_backoff", "retry_base_s", "retry_max_s", "run_id", "due_at",
+        "overlap", "timeout_s", "start_deadline_s", "retry_backoff", "retry_base_s", "retry_max_s", "concurrency_key",
+        "run_id", "due_at",
     )  # fmt: skip
     for row in of_each(params, *columns):
         *own, run_id, due_at = row

@@ -163,4 +163,4 @@ def release_runs(tx: Transaction, params: Any) -> Statement:
             due_at = run.due_at if delay_s is None else tx.now + timedelta(seconds=delay_s)
             ends.append(End(run, jobs[run_id], run.attempt - 1, due_at, None))
     fates = yield from take_back(tx, ends, "released", tx.now)
-    return [(end.run.run_id, fate, end.due_at if fate == "released" else None) for end, fate in fates]
+    return [(end.run.run_id, fate, end.due_at if fate == "released" else None, None) for end, fate in fates]

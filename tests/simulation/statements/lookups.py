@@ -79,7 +79,7 @@ def read_run(tx: Transaction, params: Any) -> Rows:
             (
                 run.run_id, run.job_id, run.tenant, run.queue, run.lane, run.state, run.version, run.attempt,
                 run.max_attempts, run.lease_token, run.scheduled_for, run.due_at, run.lease_expires_at, run.worker_id,
-                None, run.overlap, run.start_by, run.attempt_ends_at, run.cancel_reason, None,
+                None, run.overlap, run.start_by, run.attempt_ends_at, run.cancel_reason, None, None,
             )
         ]  # fmt: skip
     dead = tx.get("dead_runs", params["run_id"])
@@ -89,7 +89,7 @@ def read_run(tx: Transaction, params: Any) -> Rows:
         (
             dead.run_id, dead.job_id, dead.tenant, dead.queue, dead.lane, "dead", dead.version, dead.attempt,
             dead.max_attempts, dead.lease_token, dead.scheduled_for, None, None, dead.worker_id, dead.reason, 0, None,
-            None, None, None,
+            None, None, None, None,
         )
     ]  # fmt: skip
 

@@ -127,7 +127,7 @@ def complete_runs(tx: Transaction, params: Any) -> Statement:
         yield from free_slot(tx, run)
         tx.put("runs", run_id, None)
         _tell_end(tx, "run_completed", run, result=result)
-        done.append((run_id,))
+        done.append((run_id, None))
     return done
 
 
@@ -196,7 +196,7 @@ def _ended(
 
 
 def _retried(fates: list[tuple[End, str]]) -> Rows:
-    return [(end.run.run_id, what, end.due_at if what == "retried" else None) for end, what in fates]
+    return [(end.run.run_id, what, end.due_at if what == "retried" else None, None) for end, what in fates]
 
 
 @models(LEASE_EXPIRIES)

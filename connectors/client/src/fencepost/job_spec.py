@@ -19,6 +19,7 @@ PAYLOAD_MAX_BYTES = 64 * 1024
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:-]+\Z")]
 Instant = Annotated[datetime, Meta(tz=True)]
 DeclaredAs = Annotated[str, Meta(max_length=201, pattern=r"^[A-Za-z0-9_.:-]{1,100}/[A-Za-z0-9_.:-]{1,100}\Z")]
+ConcurrencyKey = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[!-~]+\Z")]
 PositiveSeconds = Annotated[float, Meta(gt=0, le=366 * 86400)]
 RetrySeconds = Annotated[float, Meta(ge=0.001, le=366 * 86400)]
 
@@ -82,6 +83,7 @@ class JobSpec(Struct, rename="camel", kw_only=True, frozen=True, omit_defaults=T
     retry_max_seconds: RetrySeconds = 600.0
     catch_up_limit: Annotated[int, Meta(ge=1, le=100_000)] = 1_000
     declared_as: DeclaredAs | None = None
+    concurrency_key: ConcurrencyKey | None = None
 
 
 _KINDS = ("cron", "everySeconds", "runAt", "delaySeconds")

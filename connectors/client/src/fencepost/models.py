@@ -49,6 +49,7 @@ class Job(Struct, rename="camel", kw_only=True, frozen=True):
     retry_base_seconds: float | None = None
     retry_max_seconds: float | None = None
     catch_up_limit: int | None = None
+    concurrency_key: str | None = None
 
 
 class BackfilledRun(Struct, rename="camel", kw_only=True, frozen=True):
@@ -166,7 +167,9 @@ class LaneCounts(Struct, frozen=True):
 class Queue(Struct, rename="camel", kw_only=True, frozen=True):
     """paused: the queue itself. tenant_paused: every queue of the tenant. waiting: runs that are due, by lane.
 
-    rate_per_second: at which the made-up runs of jobs with catchUp all come due; None: at once.
+    rate_per_second: at which the made-up runs of jobs with catchUp all come due; None: at once. max_live_runs,
+    max_live_runs_per_key: how many runs may be leased at once, of the queue and of those with one concurrency key;
+    None: any number. live_runs: how many are; None while the queue has no such limit.
     """
 
     queue: str
@@ -175,6 +178,9 @@ class Queue(Struct, rename="camel", kw_only=True, frozen=True):
     paused_at: datetime | None = None
     tenant_paused: bool = False
     rate_per_second: float | None = None
+    max_live_runs: int | None = None
+    max_live_runs_per_key: int | None = None
+    live_runs: int | None = None
 
 
 class Tenant(Struct, rename="camel", kw_only=True, frozen=True):

@@ -66,13 +66,26 @@ class OperatorClient(BaseClient):
         """Whether a queue is paused, its settings, and how many of its runs are due."""
         return await self._get(_queue_path(queue), Queue)
 
-    async def set_queue(self, queue: str, *, rate_per_second: float | UnsetType | None = UNSET) -> Queue:
-        """Change settings of a queue; what is not given stays.
+    async def set_queue(
+        self,
+        queue: str,
+        *,
+        rate_per_second: float | UnsetType | None = UNSET,
+        max_live_runs: int | UnsetType | None = UNSET,
+        max_live_runs_per_key: int | UnsetType | None = UNSET,
+    ) -> Queue:
+        """Change settings of a queue; what is not given stays, None takes a limit away.
 
         rate_per_second: at which the made-up runs of jobs with catchUp all come due, above 0 and at most 1,000,000;
-        None: they are all due at once. Raises InvalidInput.
+        None: they are all due at once. max_live_runs, max_live_runs_per_key: how many runs may be leased at once, of
+        the queue and of those with one concurrency key, 1 to 1,000,000. Raises InvalidInput.
         """
-        body = {} if rate_per_second is UNSET else {"ratePerSecond": rate_per_second}
+        given = {
+            "ratePerSecond": rate_per_second,
+            "maxLiveRuns": max_live_runs,
+            "maxLiveRunsPerKey": max_live_runs_per_key,
+        }
+        body = {name: value for name, value in given.items() if value is not UNSET}
         return decoded((await self._calls.call("PATCH", _queue_path(queue), body)).body, Queue)
 
     async def pause_queue(self, queue: str) -> Queue:

@@ -20,16 +20,16 @@ NAMESPACE = "io.fencepost"
 
 # The server's built-in registry. A schema registry's ids can be given to the producer instead.
 BUILT_IN_IDS: Mapping[str, int] = {
-    "CreateJob": 1,
-    "UpdateJob": 2,
     "PauseJob": 3,
     "ResumeJob": 4,
     "DeleteJob": 5,
     "TriggerJob": 6,
     "CancelRun": 7,
     "ReplayRun": 8,
-    "CommandBatch": 9,
     "BackfillJob": 13,
+    "CreateJob": 16,
+    "UpdateJob": 17,
+    "CommandBatch": 18,
 }
 
 _HEADER = struct.Struct(">bI")

@@ -32,6 +32,7 @@ def test_a_job_has_every_field_of_its_definition() -> None:
         "retryBaseSeconds": 1.0,
         "retryMaxSeconds": 600.0,
         "catchUpLimit": 1000,
+        "concurrencyKey": None,
     }
 
 

@@ -38,6 +38,11 @@ _OPTIONS = (
     click.option("--max-attempts", type=int, show_default="5"),
     click.option("--timeout", "timeout_seconds", type=float, metavar="SECONDS", help="Bound of one attempt."),
     click.option(
+        "--concurrency-key",
+        metavar="KEY",
+        help="Its queue may limit how many runs with the same key are leased at once, see `fencepost queues set`.",
+    ),
+    click.option(
         "--catch-up",
         type=click.Choice(["latest", "all", "none"]),
         show_default="latest",

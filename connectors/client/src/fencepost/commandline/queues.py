@@ -10,10 +10,12 @@ from fencepost.commandline.connection import Connection, pass_connection
 from fencepost.commandline.parameters import json_option
 from fencepost.commandline.rendering import print_fields
 
+LIVE_RUNS = click.IntRange(1, 1_000_000)
+
 
 @click.group()
 def queues() -> None:
-    """Look at queues, set their rate, pause and resume them."""
+    """Look at queues, set their rate and limits, pause and resume them."""
 
 
 @queues.command()
@@ -21,7 +23,7 @@ def queues() -> None:
 @json_option
 @pass_connection
 def show(connection: Connection, queue: str, as_json: bool) -> None:
-    """Show whether a queue is paused, its rate, and how many of its runs are due, by lane.
+    """Show whether a queue is paused, its rate and limits, and how many of its runs are due, by lane.
 
     \b
     Example
@@ -35,22 +37,39 @@ def show(connection: Connection, queue: str, as_json: bool) -> None:
 @click.argument("queue")
 @click.option("--rate", type=click.FloatRange(0, 1_000_000, min_open=True), metavar="RUNS", help="Runs a second.")
 @click.option("--no-rate", is_flag=True, help="No rate any more.")
+@click.option("--live", type=LIVE_RUNS, metavar="RUNS", help="Runs that may be leased at once.")
+@click.option("--no-live", is_flag=True, help="Any number of them.")
+@click.option("--live-per-key", type=LIVE_RUNS, metavar="RUNS", help="The same, of each concurrency key.")
+@click.option("--no-live-per-key", is_flag=True, help="Any number of them.")
 @json_option
 @pass_connection
-def set_queue(connection: Connection, queue: str, rate: float | None, no_rate: bool, as_json: bool) -> None:
-    """Set the rate of a queue: at which the made-up runs of jobs with catchUp all come due.
+def set_queue(connection: Connection, /, queue: str, as_json: bool, **given: Any) -> None:
+    """Set the rate of a queue, and how many of its runs may be leased at once.
 
-    No other run is held back by it. It holds within seconds, also for made-up runs that wait already.
+    By its rate the made-up runs of jobs with catchUp all come due; no other run is held back by it. The limits hold
+    over all workers; --live-per-key among the runs of jobs with the same --concurrency-key. A lower limit takes no
+    lease away. Settings hold within seconds.
 
     \b
     Examples
       fencepost queues set mail --rate 50
       fencepost queues set mail --no-rate
+      fencepost queues set mail --live 20 --live-per-key 1
+      fencepost queues set mail --no-live
     """
-    if no_rate == (rate is not None):
-        raise click.UsageError("give either --rate or --no-rate")
+    fields = {"rate": "rate_per_second", "live": "max_live_runs", "live_per_key": "max_live_runs_per_key"}
+    changes: dict[str, Any] = {}
+    for option, field in fields.items():
+        value, is_none = given[option], given[f"no_{option}"]
+        if is_none and value is not None:
+            name = option.replace("_", "-")
+            raise click.UsageError(f"give either --{name} or --no-{name}")
+        if is_none or value is not None:
+            changes[field] = value
+    if not changes:
+        raise click.UsageError("give at least one of --rate, --live and --live-per-key, or its --no-…")
     with connection.client() as client:
-        print_fields(client.set_queue(queue, rate_per_second=rate), as_json)
+        print_fields(client.set_queue(queue, **changes), as_json)
 
 
 @queues.command()
