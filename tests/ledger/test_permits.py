@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -125,12 +125,12 @@ class Scene:
     async def limit(self) -> None:
         """Sometimes none at all for a moment, in which anything may be leased."""
         if self.dice.random() < 0.2:
-            await self.set(None, None)
+            await self.set_limit(None, None)
             for wish in (await self.waiting())[:2]:
                 await self._lease(wish.run_id, None)
-        await self.set(self.dice.choice([1, 3, 5, None]), self.dice.choice([1, 2, 4]))
+        await self.set_limit(self.dice.choice([1, 3, 5, None]), self.dice.choice([1, 2, 4]))
 
-    async def set(self, max_live: int | None, max_live_per_key: int | None) -> None:
+    async def set_limit(self, max_live: int | None, max_live_per_key: int | None) -> None:
         changes = {"max_live": max_live, "max_live_per_key": max_live_per_key}
         await self.shards.tell_all(lambda conn: set_live_limit(conn, MAIL, changes, "token"))
         await count_live(self.shards, MAIL)
@@ -174,7 +174,7 @@ async def test_no_more_is_leased_than_a_queue_may_have_live_whatever_happens(sha
     acts: list[Callable[[], Awaitable[None]]] = [
         scene.make, scene.take, scene.take, scene.lease, scene.lease, scene.end, scene.expire, scene.sweep,
     ]  # fmt: skip
-    await scene.set(3, 2)
+    await scene.set_limit(3, 2)
     most = 0
     for _ in range(STEPS):
         before = await scene.out()
@@ -216,7 +216,7 @@ async def test_a_queue_without_a_limit_needs_no_permit(shards: Shards) -> None:
 
 @pytest.mark.parametrize("change", [{"queue": "sms"}, {"concurrency_key": "other"}])
 async def test_a_permit_is_for_the_queue_and_the_key_that_it_was_taken_for(
-    shards: Shards, change: dict[str, str]
+    shards: Shards, change: dict[str, Any]
 ) -> None:
     owned = await OwnedPartition.take(shards.of(2), 2)
     [run_id] = await owned.runs(1, policies=Policies(concurrency_key="a"))
