@@ -8,10 +8,11 @@ import psycopg
 import pytest
 
 from ledger.connection import session
+from ledger.live_limits import LiveLimit, read_live_limits, set_live_limit
 from ledger.partition_moves import move_partition
 from ledger.partitions import owners_keep_up
 from ledger.pauses import list_pauses, pause_queue, resume_queue
-from ledger.queue_settings import read_queue_settings, set_rate
+from ledger.queue_settings import QueueName, read_queue_settings, set_rate
 from ledger.shard_map import add_shard, init_alone
 from ledger.shards import open_shards
 from ledger.tenant_limits import TenantLimits, read_limits, set_limits
@@ -42,6 +43,7 @@ async def test_a_new_shard_knows_what_all_are_told_and_is_found_by_who_is_runnin
             await resume_queue(conn, "acme", "over", "me")
             await set_rate(conn, "acme", "mail", 5.0, "me")
             await set_limits(conn, "acme", {"leases_per_s": 7.0}, "me")
+            await set_live_limit(conn, QueueName("acme", "mail"), {"max_live": 9}, "me")
             async with await psycopg.AsyncConnection.connect(another_ledger_dsn, autocommit=True) as new:
                 for _ in range(2):  # again changes nothing
                     assert await add_shard(conn, another_ledger_dsn, new) == 1
@@ -56,6 +58,7 @@ async def test_a_new_shard_knows_what_all_are_told_and_is_found_by_who_is_runnin
         async with session(shards.pools[1]) as conn:
             assert (await read_queue_settings(conn, "acme", "mail")).rate_per_s == 5.0
             assert await read_limits(conn) == {"acme": TenantLimits(leases_per_s=7.0)}
+            assert await read_live_limits(conn) == {("acme", "mail"): LiveLimit(max_live=9)}
         async with relaying(shards):
             await move_partition(shards, PARTITION, 1, silent)
             assert await holders(shards, PARTITION) == [1]

@@ -6,8 +6,9 @@ from datetime import timedelta
 
 from ledger.audits import read_audits
 from ledger.connection import Connection, Pool, session
+from ledger.live_limits import set_live_limit
 from ledger.pauses import pause_queue, pause_tenant, resume_queue, resume_tenant
-from ledger.queue_settings import set_rate
+from ledger.queue_settings import QueueName, set_rate
 from ledger.tenant_limits import set_limits
 from ledger.tokens import create_token, revoke_token, rotate_token
 
@@ -40,9 +41,15 @@ async def test_settings_of_a_queue_are_noted_with_what_was_set(ledger_pool: Pool
     async with session(ledger_pool) as conn:
         for rate in (5.0, 5.0, None):
             await set_rate(conn, "acme", "mail", rate, "t1")
+        changes: list[dict[str, int | None]] = [{"max_live": 3}, {"max_live_per_key": 1}, {"max_live": None}]
+        for change in changes:
+            await set_live_limit(conn, QueueName("acme", "mail"), change, "t1")
         assert await noted(conn) == [
             ("t1", "queue_changed", "mail", "ratePerSecond: 5"),
             ("t1", "queue_changed", "mail", "ratePerSecond: none"),
+            ("t1", "queue_changed", "mail", "maxLiveRuns: 3, maxLiveRunsPerKey: none"),
+            ("t1", "queue_changed", "mail", "maxLiveRuns: 3, maxLiveRunsPerKey: 1"),
+            ("t1", "queue_changed", "mail", "maxLiveRuns: none, maxLiveRunsPerKey: 1"),
         ]
 
 

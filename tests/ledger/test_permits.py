@@ -20,6 +20,7 @@ from ledger.jobs import Policies
 from ledger.leases import HeldLease, LeaseAsk, LeasedRun, lease_at_once, release_runs
 from ledger.live_counts import count_live
 from ledger.live_limits import read_live_limit, set_live_limit
+from ledger.partition_moves import move_partition
 from ledger.permits import (
     Permit,
     SpentPermit,
@@ -31,8 +32,11 @@ from ledger.permits import (
     take_permits,
 )
 from ledger.queue_settings import QueueName
+from ledger.restoration import declare_restored
 from ledger.shards import Shards, open_shards
+from schemas.errors import NotOnThisShard
 from schemas.ids import partition_of_run
+from tests.ledger.moving import LONG_S, relaying, silent
 from tests.ledger.owned_partition import OwnedPartition
 from tests.ledger_fixtures import Database
 
@@ -233,3 +237,42 @@ async def test_a_permit_is_good_for_one_lease(shards: Shards) -> None:
     await owned.release(HeldLease(run_id, leased.lease_token))
     assert await owned.lease(run_id, permit=permit) == []
     assert len(await owned.lease(run_id, permit=permit._replace(number=8))) == 1
+
+
+async def test_permits_follow_their_runs_to_another_shard(shards: Shards) -> None:
+    owned = await OwnedPartition.take(shards.of(2), 2)
+    await shards.tell_all(lambda conn: set_live_limit(conn, MAIL, {"max_live": 2}, "token"))
+    await count_live(shards, MAIL)
+    used, unused = await owned.runs(2)
+    taken = await take_permits(shards.home, MAIL, [Wish(used, None), Wish(unused, None)])
+    assert taken is not None
+    [leased] = await owned.lease(used, permit=taken.permits[used], visibility_s=LONG_S, now=datetime.now(UTC))
+    async with relaying(shards):
+        await move_partition(shards, 2, 1, silent)
+    async with session(shards.home) as conn:
+        given = [each._replace(is_old=True) for each in await read_permits(conn)]
+    there = shards.pools[1]
+    assert [each.run_id for each in await spent_permits(there, given)] == [unused]  # the other one is live
+    async with api_transaction(there, [used]) as tx:
+        [completed] = await complete_runs(tx, [Completion(used, leased.lease_token)])
+    assert completed.permit == taken.permits[used].number
+    with pytest.raises(NotOnThisShard):  # which has forgotten them: that says nothing
+        await spent_permits(shards.home, given)
+
+
+async def test_after_a_backup_was_restored_what_is_leased_is_counted_anew(shards: Shards) -> None:
+    await shards.tell_all(lambda conn: set_live_limit(conn, MAIL, {"max_live": 2}, "token"))
+    await count_live(shards, MAIL)
+    owned = await OwnedPartition.take(shards.of(3), 3)
+    [run_id, other] = await owned.runs(2)
+    assert await owned.lease(run_id, permit=Permit(run_id, 7, "mail", None))  # which home has forgotten
+    async with session(shards.home) as conn:
+        await declare_restored(conn)
+    refused = await take_permits(shards.home, MAIL, [Wish(other, None)])
+    assert refused is not None
+    assert refused.permits == {}
+    assert await count_live(shards, MAIL)
+    async with session(shards.home) as conn:
+        [counted] = await read_permits(conn)
+    assert counted.run_id == run_id
+    assert counted.number > 2**40  # larger than any that somebody may still have
