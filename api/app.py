@@ -144,7 +144,7 @@ class Api:
         self.quotas = LeaseQuotas(shards.home)
         self.metrics.lease_quota_part.set_function(lambda: self.quotas.part)
         self.permits = Permits(shards, self.index, self.full, self.poll.doubt)
-        self.permit_upkeep = PermitUpkeep(shards, self.permits)
+        self.permit_upkeep = PermitUpkeep(shards, self.permits, self.metrics)
         self.leases = Leases(
             shards, self.index, self.poll, self.metrics, self.budgets.leases, self.quotas, self.permits
         )

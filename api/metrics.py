@@ -48,6 +48,7 @@ MEASURES = (
     Measure("lease_quota_part", "gauge", "What this process may give of each tenant's quota, of 1; 0 without quotas."),
     Measure("long_polls_waiting", "gauge", "Lease calls that wait for a run."),
     Measure("ready_index_runs", "gauge", "Run ids in the ready index."),
+    Measure("permits_out", "gauge", "Permits of queues with a limit of live runs that are out, of all tenants."),
     Measure("ready_index_dropped", "counter", "Run ids that did not fit into the ready index."),
     Measure(
         "commit_batch_runs", "distribution", "Runs that one group-committed transaction wrote.", ("kind",), _COUNTS
@@ -142,6 +143,7 @@ class ApiMetrics:
     polled_runs: Counter
     long_polls_waiting: Gauge
     ready_index_runs: Gauge
+    permits_out: Gauge
     ready_index_dropped: Counter
     lease_quota_waits: Counter
     lease_quota_part: Gauge

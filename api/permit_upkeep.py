@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from uuid import UUID
 
+from api.metrics import ApiMetrics
 from api.permits import Permits
 from ledger.connection import Pool, session
 from ledger.live_counts import count_live
@@ -32,8 +33,9 @@ DUTY = 0.05  # of the time, when there are many permits
 class PermitUpkeep:
     """Belongs to one event loop."""
 
-    def __init__(self, shards: Shards, permits: Permits) -> None:
+    def __init__(self, shards: Shards, permits: Permits, metrics: ApiMetrics) -> None:
         self._shards = shards
+        self._metrics = metrics
         self._permits = permits
         self._are_out = True  # permits, as far as is known
 
@@ -70,6 +72,7 @@ class PermitUpkeep:
         async with session(self._shards.home) as conn:
             given = await read_permits(conn)
         self._are_out = bool(given)
+        self._metrics.permits_out.set(len(given))
         parts = self._shards.split(given).items()
         found = await asyncio.gather(*(self._sweep_shard(self._shards.pools[shard], own) for shard, own in parts))
         if spent := [permit for part in found for permit in part]:

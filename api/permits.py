@@ -77,7 +77,7 @@ class Permits:
     async def admit(self, popped: Popped) -> Admitted:
         """Permits for what was popped, as far as there are. What gets none is the index's again, now or in a moment.
 
-        Raises LedgerUnavailable when nothing is admitted, since home or the runs' shards are away.
+        Raises what kept permits from being taken, such as LedgerUnavailable, when nothing is admitted.
         """
         task = asyncio.create_task(self._admit(popped))
         try:
@@ -105,11 +105,12 @@ class Permits:
     async def _admit(self, popped: Popped) -> Admitted:
         admitted = {queue: runs for queue, runs in popped.items() if queue not in self.limits}
         permits: dict[UUID, Permit] = {}
-        errors: list[LedgerUnavailable] = []
+        errors: list[Exception] = []
         for queue in popped.keys() - admitted.keys():
             try:
                 runs, its_permits = await self._admit_queue(QueueName(*queue), popped[queue])
-            except LedgerUnavailable as error:
+            except Exception as error:
+                log.warning("no permits for runs of queue %s: %s", queue[1], error)
                 errors.append(error)
             else:
                 permits.update(its_permits)
@@ -131,7 +132,7 @@ class Permits:
             wishes = await self._wishes(asked)
             asked = self._asking(queue, asked, wishes)
             taken = await take_permits(self._shards.home, queue, [wishes[run.run_id] for run in asked])
-        except LedgerUnavailable:
+        except Exception:
             self._full.put_aside(Scope(queue), asked)
             raise
         if taken is None:  # it has no limit any more
