@@ -87,7 +87,7 @@ async def until_no_permit_is_out(shards: Shards) -> None:
 
 
 async def test_no_more_runs_of_a_queue_are_leased_than_it_may_have_live(
-    worker: Caller, another_worker: Caller, operator: Caller, owner: Owner, shards: Shards
+    worker: Caller, another_worker: Caller, operator: Caller, owner: Owner, shards: Shards, api: Api
 ) -> None:
     await limit(operator, maxLiveRuns=3)
     await owner.make_due(12)
@@ -96,6 +96,8 @@ async def test_no_more_runs_of_a_queue_are_leased_than_it_may_have_live(
     view = (await operator.get(QUEUE)).json()
     assert (view["liveRuns"], view["maxLiveRuns"], view["maxLiveRunsPerKey"]) == (3, 3, None)
     assert await permits(shards) == await live_runs(shards)
+    await api.permit_upkeep.sweep()
+    assert api.metrics.permits_out._value.get() == 3
 
 
 async def test_a_place_that_a_run_leaves_is_another_s_at_once(worker: Caller, operator: Caller, owner: Owner) -> None:

@@ -98,8 +98,8 @@ MUTANTS = (
         (
             Replacement(
                 "api/outcome_kinds.py",
-                "return await ends.completed(identity, ask, until)",
-                "return ask.run_id",
+                "return Completed(await ends.completed(identity, ask, until))",
+                "return Completed(ask.run_id)",
             ),
         ),
     ),
@@ -173,7 +173,7 @@ MUTANTS = (
         "a queue's pause is ignored",
         "policies",
         ("pauses_hold",),
-        (Replacement(_LEASES, "ELSE r.overlap {overlap} AND {NOT_PAUSED} END", "ELSE r.overlap {overlap} END"),),
+        (Replacement(_LEASES, "ELSE r.overlap {overlap} AND {NOT_PAUSED} AND", "ELSE r.overlap {overlap} AND"),),
     ),
     Mutant(
         "an edit leaves the run of the old schedule",
