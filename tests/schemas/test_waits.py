@@ -88,15 +88,19 @@ def test_a_paused_job_holds_its_run_whatever_else_is_paused() -> None:
 
 
 def test_the_first_of_several_causes_in_the_order_of_their_rank_counts() -> None:
-    together = [Hindrance(cause, at(rank), at(12 - rank), cause) for rank, cause in enumerate(reversed(PRIORITY))]
-    found = life([SCHEDULED], *together, now=12)
+    together = [Hindrance(cause, at(rank), at(16 - rank), cause) for rank, cause in enumerate(reversed(PRIORITY))]
+    found = life([SCHEDULED], *together, now=16)
     assert causes(found) == [
         ("lease_quota", 1),
         ("owner_taking_over", 1),
         ("overlap", 1),
+        ("key_full", 1),
+        ("queue_full", 1),
         ("queue_paused", 1),
         ("tenant_paused", 4),
         ("queue_paused", 1),
+        ("queue_full", 1),
+        ("key_full", 1),
         ("overlap", 1),
         ("owner_taking_over", 1),
         ("lease_quota", 1),
