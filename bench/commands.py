@@ -1,10 +1,13 @@
 """What a command costs that one streams role applies: packed in batch records, and one a record.
 
     python -m bench.commands [--count 20000] [--rounds 3]
+    python -m bench.commands --behind 1000000
 
 A broker and a Postgres of their own, and the role in a process of its own, whose CPU time is what counts: other load on
 the machine changes it little. It runs from the first record to the last consumed offset. Beside it the transactions
 alone, by a bare client.
+
+With --behind: how late another tenant's commands are, one after the other, behind so many creates of one tenant.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
-from time import perf_counter
+from statistics import median
+from time import perf_counter, sleep
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -35,7 +39,7 @@ from ledger.fence import owner_transaction, take_over
 from ledger.migrations import migrate
 from ledger.shard_map import init_alone
 from schemas.codec import NAMESPACE, Codec
-from schemas.commands import CreateJob, JobSpec, command_record, encode_command
+from schemas.commands import Command, CreateJob, JobSpec, PauseJob, ResumeJob, command_record, encode_command
 from schemas.ids import new_id, partition_of_job
 from streams.command_batch import apply_commands
 from streams.ownership import Ownership
@@ -45,18 +49,20 @@ from streams.topics import Topics, create_topics
 PARTITIONS = 16
 A_RECORD = 100
 A_TRANSACTION = 500
+A_PRODUCER_HOLDS = 50_000  # records
+PROBES = 20
 SETTLED_S = 2.0  # after taking over, before anything is measured
 CONSUMED = "SELECT sum(consumed_offset)::int FROM partitions"
 SPEC = JobSpec(queue="bench", schedule={"runAt": "2100-01-01T00:00:00Z"}, payload='{"to":"somebody"}')
 Wire = list[tuple[int, bytes]]
 
 
-def commands(count: int) -> dict[int, list[CreateJob]]:
+def commands(count: int, tenant: str = "bench") -> dict[int, list[CreateJob]]:
     """Creates of one-off jobs, by partition."""
     by_partition: defaultdict[int, list[CreateJob]] = defaultdict(list)
     for _ in range(count):
         job_id = new_id()
-        command = CreateJob(command_id=new_id(), tenant="bench", job_id=job_id, issued_at=datetime.now(UTC), spec=SPEC)
+        command = CreateJob(command_id=new_id(), tenant=tenant, job_id=job_id, issued_at=datetime.now(UTC), spec=SPEC)
         by_partition[partition_of_job(job_id, PARTITIONS)].append(command)
     return by_partition
 
@@ -82,6 +88,8 @@ def _chunks(part: Sequence[CreateJob], size: int) -> Iterator[Sequence[CreateJob
 def produce(bootstrap: str, topic: str, records: Wire) -> None:
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "compression.type": "lz4"})
     for partition, value in records:
+        while len(producer) > A_PRODUCER_HOLDS:
+            producer.poll(0.1)
         producer.produce(topic, value, partition=partition)
         producer.poll(0)
     assert producer.flush(60) == 0
@@ -158,6 +166,46 @@ def through_the_role(dsn: str, bootstrap: str, records: Wire) -> Cost:
     return Cost(wall, used, server_s)
 
 
+class Behind(NamedTuple):
+    """Of probes sent one after the other behind a flood: how late each was, and how much of the flood was applied."""
+
+    lateness_s: list[float]
+    flood_applied: list[int]
+
+
+def behind_a_flood(dsn: str, bootstrap: str, codec: Codec, flood: Wire, probes: int) -> Behind:
+    """The role runs all the while. A probe pauses or resumes a job of a tenant that does nothing else."""
+    topics, ledger = Topics(f"bench-{uuid4().hex[:8]}"), asyncio.run(new_ledger(dsn))
+    create_topics(bootstrap, topics, PARTITIONS)
+    behind = Behind([], [])
+    with measured(role, ledger, bootstrap, topics.prefix) as pipe, psycopg.connect(ledger, autocommit=True) as conn:
+        pipe.recv()
+        [[create]] = commands(1, "calm").values()
+        at = partition_of_job(create.job_id, PARTITIONS)
+        _lateness_s(conn, bootstrap, topics.commands, codec, at, create)
+        produce(bootstrap, topics.commands, flood)
+        for probe in range(probes):
+            kind = ResumeJob if probe % 2 else PauseJob
+            command = kind(command_id=new_id(), tenant="calm", job_id=create.job_id, issued_at=datetime.now(UTC))
+            behind.lateness_s.append(_lateness_s(conn, bootstrap, topics.commands, codec, at, command))
+            [applied] = conn.execute("SELECT count(*) FROM jobs WHERE tenant = 'bench'").fetchone() or (0,)
+            behind.flood_applied.append(applied)
+        pipe.send("enough")
+        pipe.recv()
+    return behind
+
+
+def _lateness_s(
+    conn: psycopg.Connection, bootstrap: str, topic: str, codec: Codec, partition: int, command: Command
+) -> float:
+    """From just before the command is sent until its effect is committed."""
+    began = perf_counter()
+    produce(bootstrap, topic, [(partition, encode_command(codec, command))])
+    while not conn.execute("SELECT FROM applied_commands WHERE command_id = %s", [command.command_id]).rowcount:
+        sleep(0.005)
+    return perf_counter() - began
+
+
 def role(pipe: Connection, dsn: str, bootstrap: str, prefix: str) -> None:
     """The process that is measured: tells its CPU time once it owns everything, and again when it is asked."""
 
@@ -186,12 +234,26 @@ def tell(name: str, cost: Cost, count: int) -> None:
     )
 
 
+def tell_behind(name: str, behind: Behind, flood: int) -> None:
+    late, applied = behind.lateness_s, behind.flood_applied
+    click.echo(
+        f"{name:20} behind {flood:,} commands of another tenant: the first after {late[0]:.2f} s, when {applied[0]:,}"
+        f" of those were applied; {len(late)} in turn: median {median(late):.2f} s, at most {max(late):.2f} s,"
+        f" when {applied[-1]:,} were"
+    )
+
+
 @click.command()
 @click.option("--count", default=20_000, show_default=True, help="commands a measurement")
 @click.option("--rounds", default=3, show_default=True, help="of each measurement, in turn")
-def main(count: int, rounds: int) -> None:
+@click.option("--behind", default=0, help="measure instead how late another tenant's commands are behind so many")
+def main(count: int, rounds: int, behind: int) -> None:
     codec = Codec()
     with servers() as (dsn, bootstrap):
+        for name, wire in (("packed", packed), ("one a record", one_a_record)) if behind else ():
+            tell_behind(name, behind_a_flood(dsn, bootstrap, codec, wire(codec, behind), PROBES), behind)
+        if behind:
+            return
         for _ in range(rounds):
             tell("transactions alone", floor(dsn, count), count)
             tell("packed", through_the_role(dsn, bootstrap, packed(codec, count)), count)

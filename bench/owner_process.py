@@ -71,7 +71,7 @@ async def owners(dsn: str, folder: Path) -> dict[str, Any]:
 async def owner(pool: Pool, partition: int, around: Surroundings) -> PartitionOwner:
     """Opened, not started: it does nothing by itself."""
     takeover = await take_over(pool, partition, "bench")
-    inbox = CommandInbox(takeover.consumed_offset, lambda: None, lambda _: None)
+    inbox = CommandInbox(takeover.consumed_offset, lambda: None, lambda _: None, lambda _: "", {}, lambda *_: None)
     opened = PartitionOwner(takeover, around, inbox, lambda _: None)
     await opened.open()
     return opened

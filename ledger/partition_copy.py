@@ -72,6 +72,7 @@ LAST = {
     "job_slots": ("SELECT {columns} FROM job_slots WHERE partition_of_run(run_id) = {partition}", "NOTHING"),
     "slotless_runs": ("SELECT {columns} FROM slotless_runs WHERE partition_of_run(run_id) = {partition}", "NOTHING"),
     "takeovers": ("SELECT {columns} FROM takeovers WHERE partition = {partition}", "NOTHING"),
+    "commands_ahead": ("SELECT {columns} FROM commands_ahead WHERE partition = {partition}", "NOTHING"),
     # A call may have leased runs of several partitions, and those of others may be on the target already.
     "lease_requests": (
         """
@@ -104,6 +105,7 @@ REMOVE = {
     "job_slots": "DELETE FROM job_slots WHERE partition_of_run(run_id) = {partition}",
     "slotless_runs": "DELETE FROM slotless_runs WHERE partition_of_run(run_id) = {partition}",
     "takeovers": "DELETE FROM takeovers WHERE partition = {partition}",
+    "commands_ahead": "DELETE FROM commands_ahead WHERE partition = {partition}",
 }
 
 

@@ -145,6 +145,9 @@ WHERE partition = ANY(%s) AND consumed_offset > 0
 """
 
 
+FORGET_ALL_AHEAD = "DELETE FROM commands_ahead WHERE partition = ANY(%s)"
+
+
 async def reset_offsets(conn: Connection, partitions: Sequence[int]) -> int:
     """The commands topic of these is a new one: read it from its beginning. Returns how many had read an older one.
 
@@ -153,4 +156,5 @@ async def reset_offsets(conn: Connection, partitions: Sequence[int]) -> int:
     """
     async with conn.transaction():
         await conn.execute(LOCK_ALL_PARTITIONS)
+        await conn.execute(FORGET_ALL_AHEAD, (list(partitions),))
         return (await conn.execute(RESET_OFFSETS, (list(partitions),))).rowcount

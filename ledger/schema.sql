@@ -214,6 +214,15 @@ CREATE TABLE applied_commands (
 );
 CREATE INDEX applied_commands_by_age ON applied_commands (applied_at);
 
+-- Tenants whose commands were applied before others' that are in front of them in the topic: of these everything below
+-- next_offset is applied, of all others everything below the partition's consumed_offset.
+CREATE TABLE commands_ahead (
+    partition   int NOT NULL,
+    tenant      text NOT NULL,
+    next_offset bigint NOT NULL,
+    PRIMARY KEY (partition, tenant)
+) WITH (fillfactor = 50);
+
 -- What a command that an HTTP caller named with a key was sent with: the same key with another body is a mistake.
 CREATE TABLE keyed_commands (
     command_id uuid PRIMARY KEY,

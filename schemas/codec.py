@@ -153,12 +153,16 @@ class Codec:
 
     def body_of(self, name: str, wire: bytes) -> int | None:
         """Where the record begins, if it is a `name` as this build writes it; None for any other, and for none."""
+        return _HEADER.size if self.name_of(wire) == name else None
+
+    def name_of(self, wire: bytes) -> str | None:
+        """The name of a record that is as this build writes it; None for any other, and for none."""
         try:
             magic, schema_id = _HEADER.unpack_from(wire)
             written, writer = self._writer(schema_id)
         except (struct.error, Undecodable):
             return None
-        return _HEADER.size if magic == 0 and written == name and writer is reader_schema(name) else None
+        return written if magic == 0 and writer is reader_schema(written) else None
 
     def _without_times(self, schema_id: int, writer: ParsedSchema) -> ParsedSchema:
         known = self._plain_writers.get(schema_id)

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from schemas.codec import NAMESPACE, Codec, Record
-from schemas.errors import CommandRejected, Undecodable
+from schemas.errors import CommandRejected, ForeignTenant, Undecodable
 from schemas.json_depth import MAX_DEPTH, is_too_deep
 from schemas.schedule import Schedule, parse_schedule
 
@@ -141,6 +141,7 @@ class BackfillJob(Command, frozen=True, kw_only=True):
 
 C = TypeVar("C", bound=Command)
 _ISSUER = re.compile(rb"[\x21-\x7e]{1,200}")
+_TENANT = re.compile(rb"[A-Za-z0-9_.:-]{1,100}")
 
 COMMANDS: dict[str, type[Command]] = {
     kind.__name__: kind
@@ -152,13 +153,50 @@ _SPEC_FIELDS = frozenset(each.encode_name for each in msgspec.structs.fields(Job
 def decode_commands(codec: Codec, wire: bytes | None) -> Iterator[Command | CommandRejected]:
     """The commands of one record, in order; one that is invalid comes as its rejection, the others go on.
 
+    A record is of one tenant, that of its first command: by it the tenants of a partition take turns.
     Raises Undecodable (before yielding anything) when the record as a whole cannot be read.
     """
-    for full_name, fields in _members(codec, wire):
+    members = _members(codec, wire)
+    for full_name, fields in members:
         try:
+            if fields["tenant"] != (tenant := members[0][1]["tenant"]):
+                raise ForeignTenant(f"the batch record is of tenant {tenant}, as its first command is", field="tenant")
             yield parse_command(full_name.rpartition(".")[2], fields)
         except CommandRejected as rejection:
             yield rejection
+
+
+def tenant_of(codec: Codec, wire: bytes | None) -> str:
+    """Whose a record is, as `decode_commands` has it; empty when it is nobody's. Reads no more of it than must be.
+
+    A command begins with its id and its tenant, a batch record with the number of its commands, which may be negative
+    and is followed by their size then, and the kind of the first.
+    """
+    try:
+        if wire is not None and (name := codec.name_of(wire)) in (*COMMANDS, "CommandBatch"):
+            at = codec.body_of(name, wire) or 0
+            if name == "CommandBatch":
+                count, at = _number(wire, at)
+                at = _number(wire, at)[1] if count < 0 else at
+                at = _number(wire, at)[1] if count else len(wire)
+            length, at = _number(wire, at)
+            length, at = _number(wire, at + length)
+            tenant = wire[at : at + length]
+        else:
+            tenant = _members(codec, wire)[0][1]["tenant"].encode()
+        return tenant.decode() if _TENANT.fullmatch(tenant) else ""
+    except (Undecodable, IndexError):
+        return ""
+
+
+def _number(wire: bytes, at: int) -> tuple[int, int]:
+    """Avro's number that begins there, and where it ends. Raises IndexError."""
+    number = shift = 0
+    while (byte := wire[at]) & 0x80:
+        number |= (byte & 0x7F) << shift
+        shift, at = shift + 7, at + 1
+    number |= byte << shift
+    return (number >> 1) ^ -(number & 1), at + 1
 
 
 def tenants_named(codec: Codec, wire: bytes | None) -> set[str]:

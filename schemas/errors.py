@@ -96,7 +96,7 @@ class JobUnknown(CommandRejected):
 
 
 class ForeignTenant(CommandRejected):
-    """The command came by the topic of another tenant than it names."""
+    """The command came by the topic of another tenant than it names, or in a batch record of another."""
 
     code = "tenant_forbidden"
 

@@ -1,7 +1,8 @@
 """From records of the commands topic to the ledger, exactly once.
 
-The consumed offset moves in the transaction of the effects, so a record that comes again is a no-op; a command that
-comes again in another record (a producer that retried) is one by its id. What cannot be applied is on the rejected
+The position (the consumed offset, and the tenants that are ahead of it) moves in the transaction of the effects, so a
+record that comes again is a no-op; a command that comes again in another record (a producer that retried) is one by its
+id. What cannot be applied is on the rejected
 topic, and what belongs elsewhere on its own partition, before the offset moves on: nothing is ever skipped.
 """
 
@@ -12,16 +13,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ledger.commands import Outcome, read_outcomes, record_outcomes
+from ledger.commands_ahead import forget_ahead, note_ahead, offsets_ahead
 from ledger.connection import Pool
 from ledger.fence import Fence, OwnerTransaction, owner_transaction
 from ledger.partitions import advance_offset
 from schemas.codec import Codec
-from schemas.commands import Command, decode_commands, encode_command, issued_by, issuer_headers
+from schemas.commands import Command, decode_commands, encode_command, issued_by, issuer_headers, tenant_of
 from schemas.errors import CommandRejected, EpochLost, TryAgain
 from schemas.events import Event
 from schemas.ids import partition_of_job
 from streams.command_batch import apply_commands
 from streams.effects import Effects
+from streams.fair_backlog import Batch
 from streams.metrics import APPLY_SECONDS, COMMANDS_APPLIED
 from streams.pending_caps import PendingCaps
 from streams.rejections import CommandReturns, RawCommand, Rejection, Stray
@@ -58,7 +61,7 @@ class CommandApplier:
         self._fence, self._pool, self._returns, self._codec, self._partitions = fence, pool, returns, codec, partitions
         self._caps = caps or PendingCaps()
 
-    async def apply(self, records: Sequence[RawCommand]) -> list[Event]:
+    async def apply(self, batch: Batch) -> list[Event]:
         """Apply records in order, in one transaction; returns the events for the owner's memory.
 
         A command that breaks the transaction is found by applying them one by one, and rejected.
@@ -66,17 +69,25 @@ class CommandApplier:
         is known by its command's id and left out.
         """
         try:
-            return await self._apply_together(records)
+            return await self._apply_together(batch)
         except (TryAgain, EpochLost):
             raise
         except Exception:
-            log.exception("partition %d: a batch of %d records failed", self._fence.partition, len(records))
+            log.exception("partition %d: a batch of %d records failed", self._fence.partition, len(batch.records))
         events: list[Event] = []
-        for record in records:
-            events += await self._apply_alone(record)
+        for record in batch.records:
+            events += await self._apply_alone(record, self._after(record, batch))
+        async with owner_transaction(self._pool, self._fence) as tx:
+            await _move_on(tx, batch)
         return events
 
-    async def _apply_alone(self, record: RawCommand) -> list[Event]:
+    def _after(self, record: RawCommand, batch: Batch) -> Batch:
+        """Where the partition is once all of the batch up to the record is applied."""
+        if batch.ahead is None:
+            return Batch.of([record])
+        return Batch([record], 0, {tenant_of(self._codec, record.value): record.offset + 1})
+
+    async def _apply_alone(self, record: RawCommand, after: Batch) -> list[Event]:
         """Apply a record's commands in a transaction each, and move on behind it in the last one."""
         delivered, rejections = decode(self._codec, [record])
         events: list[Event] = []
@@ -84,7 +95,7 @@ class CommandApplier:
         for each in delivered:
             try:
                 async with owner_transaction(self._pool, self._fence) as tx:
-                    if record.offset < tx.consumed_offset:
+                    if not await self._fresh(tx, after):
                         return []
                     effects = await self._apply_commands(tx, [each], rejections)
                 self._caps.created(effects.created)
@@ -100,25 +111,30 @@ class CommandApplier:
         async with owner_transaction(self._pool, self._fence) as tx:
             if broken:
                 await record_outcomes(tx, broken)
-            await advance_offset(tx, record.offset + 1)
+            await _move_on(tx, after)
         return events
 
-    async def _apply_together(self, records: Sequence[RawCommand]) -> list[Event]:
+    async def _apply_together(self, batch: Batch) -> list[Event]:
         # As a context: the decorator would time only the making of the coroutine.
         with APPLY_SECONDS.time():
-            return await self._apply_in_transaction(records)
+            return await self._apply_in_transaction(batch)
 
-    async def _apply_in_transaction(self, records: Sequence[RawCommand]) -> list[Event]:
+    async def _apply_in_transaction(self, batch: Batch) -> list[Event]:
         async with owner_transaction(self._pool, self._fence) as tx:
-            fresh = [record for record in records if record.offset >= tx.consumed_offset]
-            if not fresh:
-                return []
-            delivered, rejections = decode(self._codec, fresh)
+            delivered, rejections = decode(self._codec, await self._fresh(tx, batch))
             effects = await self._apply_commands(tx, delivered, rejections)
             await self._returns.reject(rejections)
-            await advance_offset(tx, fresh[-1].offset + 1)
+            await _move_on(tx, batch)
         self._caps.created(effects.created)
         return effects.events
+
+    async def _fresh(self, tx: OwnerTransaction, batch: Batch) -> list[RawCommand]:
+        """Those of the records that are not applied yet: one that failed for all we know may have been committed."""
+        left = [record for record in batch.records if record.offset >= tx.consumed_offset]
+        if batch.ahead is None or not left:
+            return left
+        ahead = await offsets_ahead(tx.conn, tx.fence.partition)
+        return [record for record in left if record.offset >= ahead.get(tenant_of(self._codec, record.value), 0)]
 
     async def _apply_commands(
         self, tx: OwnerTransaction, delivered: list[Delivered], rejections: list[Rejection]
@@ -165,6 +181,16 @@ def decode(codec: Codec, records: Sequence[RawCommand]) -> tuple[list[Delivered]
         except CommandRejected as error:
             rejections.append(Rejection(raw, error))
     return delivered, rejections
+
+
+async def _move_on(tx: OwnerTransaction, batch: Batch) -> None:
+    """The batch is applied with this transaction. No position moves back."""
+    if batch.position > tx.consumed_offset:
+        await advance_offset(tx, batch.position)
+    if batch.ahead:
+        await note_ahead(tx, batch.ahead)
+    if batch.ahead is not None:
+        await forget_ahead(tx, batch.position)
 
 
 def _where(each: Delivered) -> tuple[int, str, int]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -156,25 +157,33 @@ class LedgerConsumer(Consumer):  # type: ignore[misc]
         assigned = {tp for tp in self.assignment() if tp.topic == self.app.commands_topic}
         ownership: Ownership = self.app.ownership
         ownership.assign(tp.partition for tp in assigned)
-        offsets = await ownership.next_offsets(TAKE_OVER_WAIT_S)
-        ready = {tp: offsets[tp.partition] for tp in assigned if tp.partition in offsets}
-        if late := assigned - set(ready):
-            log.warning("partitions %s are not taken over yet", sorted(tp.partition for tp in late))
-            self.pause_partitions(late)
-        if ready:
-            await self._thread.seek_wait(ready)
-        ownership.sought(tp.partition for tp in ready)
+        async with self._one_seek:
+            offsets = await ownership.next_offsets(TAKE_OVER_WAIT_S)
+            ready = {tp: offsets[tp.partition] for tp in assigned if tp.partition in offsets}
+            if late := assigned - set(ready):
+                log.warning("partitions %s are not taken over yet", sorted(tp.partition for tp in late))
+                self.pause_partitions(late)
+            if ready:
+                await self._thread.seek_wait(ready)
+            ownership.sought(tp.partition for tp in ready)
         return ready
 
-    async def read_from(self, tp: TP, offset: int) -> None:
-        """Read a partition from there on, if it is assigned to us at all."""
+    async def read_next(self, tp: TP) -> None:
+        """Read a partition from where its inbox is by then, if it is assigned to us at all."""
+        ownership: Ownership = self.app.ownership
         try:
-            if tp in self.assignment():
-                await self._thread.seek_wait({tp: offset})
-                self.app.ownership.sought([tp.partition])
-                self.resume_partitions({tp})
+            async with self._one_seek:
+                if tp in self.assignment() and (offset := ownership.next_offset(tp.partition)) is not None:
+                    await self._thread.seek_wait({tp: offset})
+                    ownership.sought([tp.partition])
+                    self.resume_partitions({tp})
         except IllegalStateError:
             log.info("partition %d was revoked meanwhile", tp.partition)  # its next owner will seek
+
+    @cached_property
+    def _one_seek(self) -> asyncio.Lock:
+        """One seek at a time, to where the inbox is then: an inbox that goes back and forth believes the last one."""
+        return asyncio.Lock()
 
 
 class NoTables(TableManager):  # type: ignore[misc]
@@ -273,8 +282,8 @@ def create_owners_app(
     def hold(partition: int) -> None:
         app.consumer.pause_partitions({TP(commands_topic, partition)})
 
-    def read_from(partition: int, offset: int) -> None:
-        app.add_future(app.consumer.read_from(TP(commands_topic, partition), offset))
+    def read_next(partition: int) -> None:
+        app.add_future(app.consumer.read_next(TP(commands_topic, partition)))
 
-    ownership.hold, ownership.read_from = hold, read_from
+    ownership.hold, ownership.read_next = hold, read_next
     return app

@@ -17,10 +17,13 @@ import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from ledger.commands_ahead import read_ahead
 from ledger.fence import take_over
+from schemas.commands import tenant_of
 from schemas.errors import EpochLost, LedgerMismatch, NotOnThisShard, TryAgain
 from schemas.events import Event
 from streams.command_inbox import CommandInbox
@@ -45,7 +48,8 @@ class Ownership:
 
     around_of(partition): what surrounds the owners of the partition's shard.
     is_moving(partition): reads the map of shards anew, and tells whether the partition is on its way between two.
-    hold(partition), read_from(partition, offset): how the commands topic is read, set by who reads it.
+    hold(partition): read the commands topic no more. read_next(partition): read it from where its inbox is. Both are
+    set by who reads it.
     """
 
     around_of: Callable[[int], Surroundings]
@@ -55,7 +59,7 @@ class Ownership:
         self._membership_known_s = membership_known_s
         self.nonce = f"{name}/{uuid4()}"  # never reused: a restarted process is another owner
         self.hold: Callable[[int], None] = lambda _: None
-        self.read_from: Callable[[int, int], None] = lambda *_: None
+        self.read_next: Callable[[int], None] = lambda _: None
         self.is_moving: Callable[[int], Awaitable[bool]] = _stays
         self._wanted: set[int] = set()
         self._is_assigned = self._has_left = False
@@ -100,6 +104,11 @@ class Ownership:
             await asyncio.wait(self._taking.values(), timeout=wait_s)
         return {partition: owner.inbox.next_offset for partition, owner in self._owners.items()}
 
+    def next_offset(self, partition: int) -> int | None:
+        """Where a partition is read, if it is owned and is to stay."""
+        owner = self._owners.get(partition)
+        return None if owner is None else owner.inbox.next_offset
+
     def receive(self, record: RawCommand) -> None:
         """Hand a record of the commands topic to its owner; dropped when there is none, to be read again later."""
         owner = self._owners.get(record.partition)
@@ -121,7 +130,7 @@ class Ownership:
         """Read the commands that an inbox waits for once more: they do not come."""
         if owner := self._owners.get(partition):
             owner.inbox.doubt()
-            self.read_from(partition, owner.inbox.next_offset)
+            self.read_next(partition)
 
     def fold(self, partition: int, events: list[Event], next_offset: int) -> None:
         """Hand events of the feed to their owner."""
@@ -195,7 +204,7 @@ class Ownership:
         owner.start()
         owner.wake()
         log.info("partition %d: owned under epoch %d", partition, owner.fence.epoch)
-        self.read_from(partition, owner.inbox.next_offset)
+        self.read_next(partition)
 
     async def _open_wherever(self, partition: int) -> tuple[PartitionOwner, int]:
         """On the shard that has it, once one has: while it moves none does for a moment. Raises LedgerMismatch."""
@@ -218,7 +227,10 @@ class Ownership:
         inbox = CommandInbox(
             takeover.consumed_offset,
             hold=lambda: self.hold(partition),
-            read_from=lambda offset: self.read_from(partition, offset),
+            read_from=lambda _: self.read_next(partition),
+            tenant_of=partial(tenant_of, around.codec),
+            ahead=await self._persist(partition, around, lambda: read_ahead(around.pool, partition)),
+            later=asyncio.get_running_loop().call_later,
         )
         owner = PartitionOwner(takeover, around, inbox, self._on_lost)
         try:

@@ -29,6 +29,7 @@ from streams.catch_up import DEADLINE
 from streams.command_applier import CommandApplier
 from streams.command_inbox import CommandInbox
 from streams.decider import Decider
+from streams.fair_backlog import Batch
 from streams.kept_states import folder_of
 from streams.metrics import (
     EPOCHS_LOST,
@@ -43,7 +44,6 @@ from streams.metrics import (
 from streams.opening import Opening
 from streams.partition_memory import Fired, PartitionMemory
 from streams.rebuild import reconcile, take_in
-from streams.rejections import RawCommand
 from streams.surroundings import Surroundings
 from streams.timers import EVERY_INSTANT, Position, Rhythm, from_us, to_us
 from streams.zone_moves import stamp
@@ -268,12 +268,12 @@ class PartitionOwner:
 
     async def _apply(self) -> None:
         await self.inbox.arrival()
-        records: list[RawCommand] = []
+        batch: Batch | None = None
         while True:
             try:
-                async with self._around.apply_turns:
-                    records = records or await self.inbox.take(COMMAND_BATCH, COMMAND_BATCH_BYTES)
-                    self._fold_own(await self._applier.apply(records))
+                async with self._around.apply_turns.turn(self.inbox.is_urgent):
+                    batch = batch or await self.inbox.take(COMMAND_BATCH, COMMAND_BATCH_BYTES)
+                    self._fold_own(await self._applier.apply(batch))
                 PARTITION_HALTED.labels(self.fence.partition).set(0)
                 return
             except KafkaUnavailable:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ledger.clock import LedgerClock
 from ledger.connection import Pool
 from schemas.codec import Codec
+from streams.apply_turns import ApplyTurns
 from streams.decision_rounds import DecisionRounds
 from streams.missed_events import Fold
 from streams.pending_caps import PendingCaps
@@ -46,7 +47,7 @@ class Surroundings:
     crash: Callable[[Exception], None]
     missed_events: Callable[[int, int, int, int, Fold], Awaitable[int | None]] | None = None
     opening_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPENING_AT_ONCE))
-    apply_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(APPLYING_AT_ONCE))
+    apply_turns: ApplyTurns = field(default_factory=lambda: ApplyTurns(APPLYING_AT_ONCE))
     catch_up_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     sweep_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     reconcile_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))

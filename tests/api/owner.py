@@ -21,6 +21,7 @@ from schemas.codec import Codec
 from schemas.commands import LANES, JobSpec, definition_json
 from schemas.ids import new_id, partition_of_job, partition_of_run, run_id_for
 from streams.command_applier import CommandApplier
+from streams.fair_backlog import Batch
 from streams.pending_caps import PendingCaps
 from streams.rejections import CommandReturns, RawCommand
 from streams.topics import Topics
@@ -136,7 +137,7 @@ class Owner:
         while True:
             message = await asyncio.to_thread(consumer.poll, 0.05)
             if message is not None and not message.error():
-                await appliers[message.partition()].apply([_raw(message)])
+                await appliers[message.partition()].apply(Batch.of([_raw(message)]))
 
 
 def _end_positions(consumer: Consumer, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:

@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from schemas.codec import NAMESPACE, Codec
 from schemas.commands import (
@@ -30,6 +31,7 @@ from schemas.commands import (
     encode_command,
     parse_command,
     parse_spec,
+    tenant_of,
 )
 from schemas.errors import CommandRejected, Undecodable
 from schemas.json_depth import MAX_DEPTH
@@ -108,6 +110,7 @@ def test_a_valid_command_comes_back_as_it_was_sent(name: str, data: st.DataObjec
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(any_command, max_size=6))
 def test_a_batch_gives_its_commands_in_order(commands: list[Command]) -> None:
+    commands = [structs.replace(command, tenant="acme") for command in commands]
     assert list(decode_commands(CODEC, batch(*commands))) == commands
 
 
@@ -132,6 +135,41 @@ def test_one_bad_command_of_a_batch_is_rejected_by_itself() -> None:
     assert (rejected.code, rejected.field) == ("invalid", "jobId")
     assert isinstance(too_deep, CommandRejected)
     assert too_deep.field == "payload"
+
+
+def test_a_command_of_another_tenant_than_the_first_of_its_batch_is_rejected() -> None:
+    foreign = structs.replace(PAUSE, tenant="globex")
+    first, rejected, second = decode_commands(CODEC, batch(PAUSE, foreign, PAUSE))
+    assert [first, second] == [PAUSE] * 2
+    assert isinstance(rejected, CommandRejected)
+    assert (rejected.code, rejected.field) == ("tenant_forbidden", "tenant")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(any_command, min_size=1, max_size=3))
+def test_a_record_s_tenant_is_read_without_the_rest_of_it(commands: list[Command]) -> None:
+    tenant = commands[0].tenant
+    assert tenant_of(CODEC, encode_command(CODEC, commands[0])) == tenant
+    assert tenant_of(CODEC, batch(*commands)) == tenant
+
+
+def test_an_older_writer_s_record_is_read_as_a_whole_for_its_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = encode_command(CODEC, PAUSE)
+    monkeypatch.setattr(Codec, "name_of", lambda *_: None)
+    assert tenant_of(CODEC, wire) == "acme"
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        None, b"", b"garbage", batch(), encode_command(CODEC, PAUSE)[:20],
+        batch((f"{NAMESPACE}.PauseJob", {**COMMON, "tenant": "no name"})),
+        batch((f"{NAMESPACE}.PauseJob", {**COMMON, "tenant": "x" * 101})),
+        batch((f"{NAMESPACE}.PauseJob", {**COMMON, "tenant": "\0"})),
+    ],
+)  # fmt: skip
+def test_what_names_no_tenant_is_nobody_s(wire: bytes | None) -> None:
+    assert tenant_of(CODEC, wire) == ""
 
 
 @pytest.mark.parametrize("name", ["RunEvents", "ReadyHints", "RejectedCommand"])

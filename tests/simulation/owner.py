@@ -24,6 +24,7 @@ from streams.decider import ASK_AGAIN_US, LATE_BATCH, SAY_DECIDED_AFTER_US
 from streams.decision_queue import DecisionQueue
 from streams.decision_rounds import BATCH
 from streams.decisions import Asked, Decided, decide
+from streams.fair_backlog import Batch
 from streams.partition_memory import Fired
 from streams.partition_owner import APPLY_AGAIN_S, COMMAND_BATCH, COMMAND_BATCH_BYTES, EXPIRY_BATCH, SUCCESSOR_LOOK_S
 from streams.rebuild import OVERDUE_S, _job_event, run_event_of, take_in
@@ -51,13 +52,20 @@ class Owner:
         self.broker = self._broker = home.broker
         self.without, self._clock_error_us = home.without, home.clock_error_us
         partition = self.fence.partition
-        self.inbox = CommandInbox(takeover.consumed_offset, hold=lambda: None, read_from=self._read_from)
+        self.inbox = CommandInbox(
+            takeover.consumed_offset,
+            hold=lambda: None,
+            read_from=self._read_from,
+            tenant_of=lambda _: "one",
+            ahead={},
+            later=lambda *_: None,
+        )
         self._memory = MemoryOfPartition(store)
         returns, codec = Returns(self._broker), self._broker.wire
         self._applier = CommandApplier(self.fence, pool, returns, codec, home.partitions)  # type: ignore[arg-type]
         self._admissions = AdmissionQueue()
         self._on_time, self._behind = DecisionQueue(BATCH), DecisionQueue(LATE_BATCH)
-        self._records: list[Any] = []
+        self._batch: Batch | None = None
         self._unleased: list[bytes] = []
         self._wake = Signal(home.scheduler)
         self._under_way: dict[str, Task] = {}
@@ -199,18 +207,18 @@ class Owner:
             self.inbox.offer(record)
             if self._scheduler.random.random() < 0.05 and record.offset < self.inbox.next_offset:
                 self.inbox.offer(record)  # once more, after it was taken: what is read again comes in order
-            if self.inbox._records:
+            if not self.inbox.is_empty:
                 self._begin("apply", self._apply)
 
     async def _apply(self) -> None:
-        while self._records or self.inbox._records:
-            self._records = self._records or await self.inbox.take(COMMAND_BATCH, COMMAND_BATCH_BYTES)
+        while self._batch or not self.inbox.is_empty:
+            self._batch = self._batch or await self.inbox.take(COMMAND_BATCH, COMMAND_BATCH_BYTES)
             try:
-                events = await self._applier.apply(self._records)
+                events = await self._applier.apply(self._batch)
             except TryAgain:
                 await sleep(int(APPLY_AGAIN_S * SECOND_US))
                 continue
-            self._records = []
+            self._batch = None
             self._fold_own(events)
 
     # Time.

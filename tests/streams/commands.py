@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -25,8 +27,10 @@ from schemas.commands import (
     command_record,
     encode_command,
     issuer_headers,
+    tenant_of,
 )
 from schemas.ids import new_id, partition_of_job
+from streams.command_inbox import CommandInbox
 from streams.rejections import RawCommand
 from tests.ledger_fixtures import PARTITIONS
 
@@ -114,6 +118,12 @@ def raw(partition: int, commands: Sequence[Command | bytes | None], *, first_off
         RawCommand(partition, offset, b"key", None if command is None else wire(command), headers(command))
         for offset, command in enumerate(commands, first_offset)
     ]
+
+
+def inbox_at(next_offset: int) -> CommandInbox:
+    """An inbox of a topic that nobody reads."""
+    later = asyncio.get_running_loop().call_later
+    return CommandInbox(next_offset, lambda: None, lambda _: None, partial(tenant_of, CODEC), {}, later)
 
 
 def headers(command: Command | bytes | None) -> list[tuple[str, bytes]]:

@@ -26,7 +26,6 @@ from schemas.commands import Command
 from schemas.events import Event as RunEvent
 from streams import decider, partition_owner
 from streams.command_batch import apply_commands
-from streams.command_inbox import CommandInbox
 from streams.decision_rounds import DecisionRounds
 from streams.effects import Effects
 from streams.event_feed import OwnerEvents
@@ -37,6 +36,7 @@ from streams.queue_rates import QueueRates
 from streams.surroundings import Surroundings
 from streams.timers import from_us, to_us
 from tests.ledger_fixtures import PARTITIONS
+from tests.streams.commands import inbox_at
 from tests.streams.event_samples import decoded
 from tests.streams.hint_log import HintLog
 from tests.streams.ledger_dump import fetch
@@ -89,7 +89,7 @@ class Simulation:
     async def start(self) -> None:
         """Become the owner, with a new epoch."""
         takeover = await take_over(self.pool, PARTITION, "owner")
-        inbox = CommandInbox(takeover.consumed_offset, lambda: None, lambda _: None)
+        inbox = inbox_at(takeover.consumed_offset)
         self.owner = PartitionOwner(takeover, self._surroundings(), inbox, lambda _: None)
         await self.owner.open()
 

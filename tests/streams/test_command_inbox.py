@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streams import command_inbox
-from streams.command_inbox import CAPACITY, CommandInbox
+from streams.command_inbox import CommandInbox
+from streams.fair_backlog import RECORD_BYTES
 from streams.rejections import RawCommand
 
 ALL_BYTES = 1 << 30
@@ -17,20 +20,35 @@ ALL_BYTES = 1 << 30
 class Reader:
     """Stands for Faust: notes what an inbox asks of it."""
 
-    def __init__(self, next_offset: int = 0) -> None:
+    def __init__(self, next_offset: int = 0, ahead: Mapping[str, int] | None = None) -> None:
         self.held = 0
         self.read_from: list[int] = []
-        self.inbox = CommandInbox(next_offset, self._hold, self.read_from.append)
+        self.inbox = CommandInbox(
+            next_offset,
+            self._hold,
+            self.read_from.append,
+            tenant_of=lambda value: (value or b"").decode(),
+            ahead=ahead or {},
+            later=lambda _, do: do(),
+        )
 
     def _hold(self) -> None:
         self.held += 1
 
-    def deliver(self, *offsets: int) -> None:
+    def deliver(self, *offsets: int, tenant: str = "a") -> None:
         for offset in offsets:
-            self.inbox.offer(RawCommand(0, offset, None, b"x"))
+            self.inbox.offer(RawCommand(0, offset, None, tenant.encode()))
+
+    def answer(self, *tenants: str) -> None:
+        """The last seek, with what the topic has from there on: a record of each of these in turn."""
+        offset = self.read_from[-1]
+        self.read_from.clear()
+        self.inbox.sought()
+        for at, tenant in enumerate(tenants[offset:], offset):
+            self.deliver(at, tenant=tenant)
 
     async def taken(self) -> list[int]:
-        return [record.offset for record in await self.inbox.take(CAPACITY, ALL_BYTES)]
+        return [record.offset for record in (await self.inbox.take(10_000, ALL_BYTES)).records]
 
 
 async def test_records_come_out_in_order_and_once() -> None:
@@ -82,27 +100,56 @@ async def test_no_gap_is_believed_between_a_rebalance_and_its_seek() -> None:
     assert await reader.taken() == [0, 1, 2, 3]
 
 
-async def test_a_full_inbox_holds_the_topic_back_and_reads_on_from_there() -> None:
+async def test_large_records_are_few_in_a_batch_but_never_none() -> None:
     reader = Reader(0)
-    reader.deliver(*range(CAPACITY + 10))
-    assert reader.held > 0
-    await reader.inbox.take(10, ALL_BYTES)
-    assert reader.read_from == []  # there is hardly any room yet
-    await reader.inbox.take(CAPACITY // 2, ALL_BYTES)
-    assert reader.read_from == [CAPACITY]
-    reader.deliver(CAPACITY + 3, CAPACITY, CAPACITY + 1)
-    assert (await reader.taken())[-2:] == [CAPACITY, CAPACITY + 1]
+    for offset in range(4):
+        reader.inbox.offer(RawCommand(0, offset, None, bytes(10)))
+    assert [record.offset for record in (await reader.inbox.take(10, 20)).records] == [0, 1]
+    assert [record.offset for record in (await reader.inbox.take(10, 1)).records] == [2]
 
 
-async def test_large_records_fill_an_inbox_before_it_has_many() -> None:
+async def test_a_backlog_is_shared_by_its_tenants_and_what_it_has_no_room_for_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command_inbox, "CAPACITY_BYTES", 300 * (RECORD_BYTES + 1))
+    topic = [*["a"] * 1_000, "b", *["a"] * 10]
     reader = Reader(0)
-    large = bytes(command_inbox.CAPACITY_BYTES // 4)
-    for offset in range(6):
-        reader.inbox.offer(RawCommand(0, offset, None, large))
-    assert reader.held > 0
-    assert [record.offset for record in await reader.inbox.take(10, 2 * len(large))] == [0, 1]
-    assert [record.offset for record in await reader.inbox.take(10, 1)] == [2]  # never none at all
-    assert reader.read_from == [4]
+    reader.read_from.append(0)  # the seek of the one who took over
+    reader.answer(*topic[:1_001])
+    assert reader.read_from == []
+    batch = await reader.inbox.take(200, ALL_BYTES)
+    assert [record.offset for record in batch.records] == [*range(100), 1_000, *range(100, 150)]
+    assert (batch.position, batch.ahead) == (150, {"b": 1_001})
+    assert reader.read_from == [150]  # half of the flood gave way to the other tenant's
+    reader.deliver(*range(1_001, 1_010))  # were under way: not what is awaited now
+    applied = batch.records
+    while reader.read_from or not reader.inbox.is_empty:
+        if reader.read_from:
+            reader.answer(*topic)
+        applied += (await reader.inbox.take(200, ALL_BYTES)).records
+    assert [record.offset for record in applied if record.value == b"a"] == [*range(1_000), *range(1_001, 1_011)]
+    assert len(applied) == len(topic)
+
+
+async def test_a_later_seek_is_asked_for_once_the_one_before_it_is_done() -> None:
+    """Else the earlier one might come last, and what lies between would be taken for a gap."""
+    reader = Reader(0)
+    reader.deliver(*range(20_000))
+    await reader.inbox.take(10_000, ALL_BYTES)
+    assert reader.read_from == []
+    reader.inbox.sought()
+    assert len(reader.read_from) == 1
+    await reader.inbox.take(1_000, ALL_BYTES)
+    assert len(reader.read_from) == 1
+
+
+async def test_who_takes_over_leaves_out_what_is_applied_ahead_of_others() -> None:
+    reader = Reader(5, ahead={"b": 8})
+    reader.deliver(5)
+    reader.deliver(6, 7, 8, tenant="b")
+    batch = await reader.inbox.take(10, ALL_BYTES)
+    assert [record.offset for record in batch.records] == [5, 8]
+    assert (batch.position, batch.ahead) == (9, {})
 
 
 async def test_take_waits_for_a_record() -> None:

@@ -17,12 +17,11 @@ from schemas.commands import Command
 from schemas.errors import KafkaUnavailable, LedgerUnavailable
 from streams import opening, partition_owner
 from streams.command_batch import apply_commands
-from streams.command_inbox import CommandInbox
 from streams.metrics import EPOCHS_LOST, PARTITION_HALTED
 from streams.partition_owner import PartitionOwner
 from streams.rebuild import rebuild
 from streams.timers import Position, Rhythm, to_us
-from tests.streams.commands import create, job_on, raw
+from tests.streams.commands import create, inbox_at, job_on, raw
 from tests.streams.conftest import OwnerSetting
 from tests.streams.event_samples import produce_values
 from tests.streams.ledger_dump import fetch
@@ -37,7 +36,7 @@ class Owned:
 
     def __init__(self, setting: OwnerSetting, takeover: Takeover) -> None:
         self.setting, self.fence = setting, takeover.fence
-        inbox = CommandInbox(takeover.consumed_offset, lambda: None, lambda _: None)
+        inbox = inbox_at(takeover.consumed_offset)
         self.lost = asyncio.Event()
         self.owner = PartitionOwner(takeover, setting.around, inbox, lambda _: self.lost.set())
         self.memory = self.owner._memory

@@ -12,6 +12,7 @@ from ledger.tenant_limits import set_limits
 from schemas.codec import Codec
 from schemas.commands import Command
 from streams.command_applier import CommandApplier
+from streams.fair_backlog import Batch
 from streams.pending_caps import PendingCaps
 from streams.rejections import CommandReturns, Rejection
 from tests.ledger_fixtures import PARTITIONS
@@ -52,7 +53,7 @@ class Owner:
         async with session(self.pool) as conn:
             row = await (await conn.execute("SELECT consumed_offset FROM partitions WHERE partition = 5")).fetchone()
         assert row is not None
-        await self._applier.apply(raw(PARTITION, commands, first_offset=row[0]))
+        await self._applier.apply(Batch.of(raw(PARTITION, commands, first_offset=row[0])))
         rejected = self.returns.rejected[before:]
         assert {code for code, _ in rejected} <= {"too_many_pending"}
         return len(rejected)

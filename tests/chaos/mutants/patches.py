@@ -233,7 +233,7 @@ MUTANTS = (
         "the consumed offset is not stored",
         "outages",
         ("partitions_are_owned",),
-        (Replacement(_APPLIER, "            await advance_offset(tx, fresh[-1].offset + 1)\n", ""),),
+        (Replacement(_APPLIER, "            await _move_on(tx, batch)\n        self._caps", "        self._caps"),),
     ),
     Mutant(
         "lost hints are not looked for",
