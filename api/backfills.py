@@ -29,7 +29,8 @@ class Backfills:
     async def backfill(self, call: Call[http.Backfill]) -> http.Backfilled | Accepted[CommandAccepted]:
         """Run a range's occurrences again, beside the schedule.
 
-        Raises Problem 422 for a range that is empty, reaches into the future or has too many occurrences.
+        Raises Problem 422 for a range that is empty, reaches into the future or has too many occurrences, and 429 for
+        more than the tenant may have now.
         """
         idempotency_key(call)  # one that cannot be is refused, also when there is nothing to run
         body, job = call.body, await self._jobs.known(call, alive=True)

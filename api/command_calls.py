@@ -22,7 +22,7 @@ from ledger.commands import APPLIED, UNCHANGED, Outcome, forget_outcome, note_ke
 from ledger.connection import session
 from ledger.shards import MOVES_WITHIN_S, Shards
 from ledger.tokens import Identity
-from schemas.commands import Command
+from schemas.commands import BackfillJob, Command
 from schemas.errors import JobConflict, JobUnknown, NotOnThisShard, TooManyPending
 from schemas.ids import idempotent_id, new_id
 
@@ -65,7 +65,8 @@ class CommandCalls:
             await self._producer.send(command)
             outcome = await self._outcome(command)
         if outcome is not None and outcome.outcome == TooManyPending.code:
-            self._full_until[command.tenant] = time.monotonic() + FULL_FOR_S
+            if not isinstance(command, BackfillJob):  # which may want many, while there is room for one
+                self._full_until[command.tenant] = time.monotonic() + FULL_FOR_S
             async with session(self._shards.of_job(command.job_id)) as conn:
                 await forget_outcome(conn, outcome)
         if outcome is not None and outcome.outcome not in (APPLIED, UNCHANGED):
@@ -163,12 +164,12 @@ def _rejection(outcome: Outcome) -> Problem:
     if outcome.outcome == JobUnknown.code:
         return not_found("job")
     if outcome.outcome == TooManyPending.code:
-        return _too_many_pending(FULL_FOR_S)
+        return Problem(429, detail, retry_after_s=FULL_FOR_S)
     if outcome.outcome == JobConflict.code:
         return Problem(409, detail, field=outcome.field if outcome.field == "ifVersion" else KEY_HEADER)
     return Problem(422, detail, field=outcome.field)
 
 
 def _too_many_pending(retry_after_s: float) -> Problem:
-    detail = "the tenant has as many runs that wait or are leased as it may have; an administrator sets how many"
+    detail = "the tenant has as many runs that wait or are leased as it may have (maxPendingRuns)"
     return Problem(429, detail, retry_after_s=retry_after_s)

@@ -100,7 +100,10 @@ class Jobs:
         return await self._changed(call, job, command)
 
     async def trigger(self, call: Call[http.Trigger]) -> http.JobTriggered | Accepted[http.CommandAccepted]:
-        """Run a job now, beside its schedule."""
+        """Run a job now, beside its schedule.
+
+        Raises Problem 429 while the tenant has as many runs as it may.
+        """
         job = await self.known(call, alive=True)
         payload = payload_text(call.body.payload)
         command = TriggerJob(**command_head(call, "trigger", job.job_id), payload=payload)

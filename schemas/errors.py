@@ -114,7 +114,7 @@ class JobConflict(CommandRejected):
 
 
 class TooManyPending(CommandRejected):
-    """A create of a tenant that has as many runs as it may; the same may succeed later, as another command."""
+    """More runs for a tenant that has as many as it may; the same may succeed later, as another command."""
 
     code = "too_many_pending"
 

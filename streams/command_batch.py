@@ -28,7 +28,6 @@ from schemas.commands import (
     TriggerJob,
     UpdateJob,
 )
-from schemas.errors import TooManyPending
 from schemas.ids import partition_of_run
 from streams import job_commands, run_commands
 from streams.effects import Effects, Jobs
@@ -64,13 +63,13 @@ async def apply_commands(tx: OwnerTransaction, commands: Sequence[Command], caps
     """Apply commands of the transaction's partition, in order; nothing of a rejected one is written.
 
     commands: with distinct ids, none of them applied before. caps: where some tenant has one; the caller tells them of
-    what was created once it is committed. Raises EpochLost, LedgerUnavailable.
+    what was made once it is committed. Raises EpochLost, LedgerUnavailable.
     """
-    effects = Effects()
+    effects = Effects(caps=caps)
     await _lock(tx, commands)
     for wave in waves(commands):
         jobs = await read_jobs(tx.conn, [command.job_id for command in wave])
-        may = [command for command in wave if _has_room(command, jobs, caps, effects)] if caps else wave
+        may = [command for command in wave if _has_room(command, jobs, effects)] if caps else wave
         for kind, apply in APPLIERS.items():
             if members := [command for command in may if type(command) is kind]:
                 await apply(tx, members, jobs, effects)
@@ -90,15 +89,12 @@ def changes_of(commands: Iterable[Command], effects: Effects) -> Iterator[Change
             yield Change(ACTIONS[type(command)], command.tenant, command.issued_by, str(subject))
 
 
-def _has_room(command: Command, jobs: Jobs, caps: PendingCaps, effects: Effects) -> bool:
-    """Whether the tenant may have another job, if the command makes one; else it is rejected."""
-    if not isinstance(command, CreateJob) or command.job_id in jobs:
-        return True
-    if effects.created[command.tenant] >= caps.room(command.tenant):
-        effects.reject(command, TooManyPending("the tenant has as many runs that wait or are leased as it may have"))
-        return False
-    effects.created[command.tenant] += 1
-    return True
+def _has_room(command: Command, jobs: Jobs, effects: Effects) -> bool:
+    """Whether the tenant may have another run, if the command makes one; backfills ask for theirs."""
+    makes_one = (isinstance(command, CreateJob) and command.job_id not in jobs) or (
+        isinstance(command, TriggerJob) and command.job_id in jobs
+    )
+    return not makes_one or effects.make_room(command)
 
 
 async def _lock(tx: OwnerTransaction, commands: Sequence[Command]) -> None:

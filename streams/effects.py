@@ -15,8 +15,9 @@ from ledger.commands import APPLIED, UNCHANGED, Outcome
 from ledger.jobs import Job
 from ledger.runs import PendingRun
 from schemas.commands import LANES, Command, DeleteJob
-from schemas.errors import CommandRejected, JobConflict, JobUnknown
+from schemas.errors import CommandRejected, JobConflict, JobUnknown, TooManyPending
 from schemas.events import Event
+from streams.pending_caps import PendingCaps
 from streams.timers import to_us
 
 Jobs = dict[UUID, Job]
@@ -24,12 +25,16 @@ Jobs = dict[UUID, Job]
 
 @dataclass(slots=True)
 class Effects:
-    """What a batch did: events for the timing state, what became of each command, and jobs created by tenant."""
+    """What a batch did: events for the timing state, what became of each command, and runs made by tenant.
+
+    caps: where some tenant has one.
+    """
 
     events: list[Event] = field(default_factory=list)
     created: Counter[str] = field(default_factory=Counter)
     outcomes: list[Outcome] = field(default_factory=list)
     rejected: dict[UUID, CommandRejected] = field(default_factory=dict)
+    caps: PendingCaps | None = None
 
     def done(self, commands: Iterable[Command], outcome: str = APPLIED, *, detail: str | None = None) -> None:
         self.outcomes += [Outcome(command.command_id, outcome, detail) for command in commands]
@@ -37,6 +42,19 @@ class Effects:
     def reject(self, command: Command, error: CommandRejected) -> None:
         self.rejected[command.command_id] = error
         self.outcomes.append(Outcome(command.command_id, error.code, error.message, error.field))
+
+    def make_room(self, command: Command, runs: int = 1) -> bool:
+        """Whether the tenant may have so many runs more, for what the command asks; else it is rejected."""
+        if self.caps is None or not runs:
+            return True
+        if self.created[command.tenant] + runs > self.caps.room(command.tenant):
+            more = (
+                "as many runs that wait or are leased as it may have" if runs == 1 else f"no room for {runs} more runs"
+            )
+            self.reject(command, TooManyPending(f"the tenant has {more} (maxPendingRuns)"))
+            return False
+        self.created[command.tenant] += runs
+        return True
 
 
 def known(commands: Sequence[Any], jobs: Jobs, effects: Effects, *states: str) -> list[Any]:

@@ -1,8 +1,8 @@
-"""How many runs tenants may have that wait or are leased before no job of theirs is created any more.
+"""How many runs tenants may have that wait or are leased before no command of theirs makes another.
 
-What a tenant has is counted in the ledger now and then, and creations of this process since then are added: so the
-counter is right again after whatever crash, at the next count. What other processes have created since is not in it, so
-a tenant may get beyond its limit by what they create in one period.
+What a tenant has is counted in the ledger now and then, and what commands have made here since then is added: so the
+counter is right again after whatever crash, at the next count. What other processes have made since is not in it, so
+a tenant may get beyond its limit by what they make in one period.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class PendingCaps:
         return bool(self._room)
 
     def room(self, tenant: str) -> float:
-        """How many jobs of the tenant may still be created, as far as is known."""
+        """How many runs of the tenant may still be made by commands, as far as is known."""
         return self._room[tenant] - self._created[tenant] if tenant in self._room else float("inf")
 
     def created(self, counts: Mapping[str, int]) -> None:
-        """Jobs were created, and are committed."""
+        """So many runs were made by commands, and are committed."""
         self._created.update(counts)
 
     async def read(self, pool: Pool, share: float) -> None:

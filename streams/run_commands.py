@@ -51,6 +51,8 @@ async def backfill(tx: OwnerTransaction, commands: Sequence[BackfillJob], jobs: 
         except CommandRejected as error:
             effects.reject(command, error)
             continue
+        if not effects.make_room(command, len(runs)):
+            continue
         made += runs
         effects.done([command], detail=str(len(runs)))
     if made:

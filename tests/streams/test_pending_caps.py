@@ -1,8 +1,9 @@
-"""How many runs a tenant may have that wait or are leased, before no job of its is created any more."""
+"""How many runs a tenant may have that wait or are leased, before no command of its makes another."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 
 from ledger.completions import Completion, complete_runs
 from ledger.connection import Pool, session
@@ -16,7 +17,7 @@ from streams.fair_backlog import Batch
 from streams.pending_caps import PendingCaps
 from streams.rejections import CommandReturns, Rejection
 from tests.ledger_fixtures import PARTITIONS
-from tests.streams.commands import create, delete, job_on, raw
+from tests.streams.commands import backfill, create, delete, job_on, raw, trigger
 
 PARTITION = 5
 
@@ -95,6 +96,20 @@ async def test_who_takes_over_after_a_crash_counts_what_there_is(ledger_pool: Po
     assert await second.apply(creations(5)) == 3
     await second.count()
     assert second.caps.room("acme") == 0
+
+
+async def test_triggers_and_backfills_need_room_for_what_they_make(ledger_pool: Pool) -> None:
+    owner = await Owner(ledger_pool).begin()
+    job_id, now = job_on(PARTITION), datetime.now(UTC)
+    await owner.apply([create(job_id, {"everySeconds": 60, "anchor": "2020-01-01T00:00:00Z"})])
+    await limit(ledger_pool, 6)
+    await owner.count()
+    assert await owner.apply([trigger(job_id)]) == 0
+    assert await owner.apply([backfill(job_id, now - timedelta(minutes=5), now)]) == 1
+    assert await owner.apply([backfill(job_id, now - timedelta(minutes=3), now)]) == 0
+    assert await owner.apply([trigger(job_id), trigger(job_id)]) == 1
+    async with session(ledger_pool) as conn:
+        assert await (await conn.execute("SELECT count(*) FROM runs")).fetchone() == (6,)
 
 
 async def test_room_comes_back_as_runs_end_and_jobs_are_deleted(ledger_pool: Pool) -> None:
