@@ -60,6 +60,7 @@ from api.run_commands import RunCommands
 from api.runs import Runs
 from api.schedules import preview_schedule
 from api.slow_clients import Patience
+from api.tenant_lines import TenantLines
 from api.token_uses import TokenUses
 from api.tokens import Tokens
 from api.watchdogs import Watchdogs
@@ -141,12 +142,13 @@ class Api:
         self.token_uses = TokenUses(shards.home)
         issuer = Issuer(settings.issuer) if settings.issuer else None
         self.authenticator = Authenticator(shards.home, issuer, on_use=self.token_uses.add)
-        self.quotas = LeaseQuotas(shards.home)
+        self.lines = TenantLines(self.metrics)
+        self.quotas = LeaseQuotas(shards.home, self.lines.weigh)
         self.metrics.lease_quota_part.set_function(lambda: self.quotas.part)
         self.permits = Permits(shards, self.index, self.full, self.poll.doubt)
         self.permit_upkeep = PermitUpkeep(shards, self.permits, self.metrics)
         self.leases = Leases(
-            shards, self.index, self.poll, self.metrics, self.budgets.leases, self.quotas, self.permits
+            shards, self.index, self.poll, self.metrics, self.budgets.leases, self.quotas, self.permits, self.lines
         )
         ends = EndedAttempts(shards, self.history)
         self.outcomes = [

@@ -123,15 +123,17 @@ class Claims:
         self._undoing: set[asyncio.Task[None]] = set()
         self._lease_counts = [metrics.leases.labels(lane) for lane in LANES]
 
-    async def lease(self, asked: Asked, popped: Popped, hung_up: Watch) -> Sequence[LeasedRun]:
+    async def lease(self, asked: Asked, popped: Popped, hung_up: Watch, *, at_once: bool) -> Sequence[LeasedRun]:
         """Lease what was popped. When the client hangs up meanwhile, nothing of it stays leased or gets lost.
+
+        at_once: not behind the transactions of others that are under way.
 
         Raises HungUp, or what kept every shard that there is from leasing.
         """
         permits: Mapping[UUID, Permit] = {}
         if self._permits.are_wanted(popped):
             popped, permits = await self._permits.admit(popped)
-        parts = self._submit(asked, popped, permits)
+        parts = self._submit(asked, popped, permits, at_once)
         try:
             await _answers(parts, hung_up)
         except asyncio.CancelledError:
@@ -155,21 +157,23 @@ class Claims:
         await asyncio.gather(*self._undoing)
         await self._permits.drain()
 
-    def _submit(self, asked: Asked, popped: Popped, permits: Mapping[UUID, Permit]) -> list[_Part]:
+    def _submit(self, asked: Asked, popped: Popped, permits: Mapping[UUID, Permit], at_once: bool) -> list[_Part]:
         by_shard: dict[int, dict[Queue, list[ReadyRun]]] = {}
         for queue, runs in popped.items():
             for shard, own in self._shards.split(runs).items():
                 by_shard.setdefault(shard, {})[queue] = own
-        return [self._submit_part(asked, shard, own, permits) for shard, own in by_shard.items()]
+        return [self._submit_part(asked, shard, own, permits, at_once) for shard, own in by_shard.items()]
 
-    def _submit_part(self, asked: Asked, shard: int, popped: Popped, permits: Mapping[UUID, Permit]) -> _Part:
+    def _submit_part(
+        self, asked: Asked, shard: int, popped: Popped, permits: Mapping[UUID, Permit], at_once: bool
+    ) -> _Part:
         worker_id, visibility_s, remember_as = asked.body.worker_id, asked.body.visibility_seconds, asked.remember_as
         asks = [
             LeaseAsk(run.run_id, run.epoch, worker_id, visibility_s, remember_as, permits.get(run.run_id))
             for run in _runs(popped)
         ]
         taken = [SpentPermit(ask.run_id, ask.permit.number) for ask in asks if ask.permit] if permits else ()
-        return _Part(shard, popped, self._commits.of(shard).submit(Claim(asks)), taken)
+        return _Part(shard, popped, self._commits.of(shard).submit(Claim(asks), at_once=at_once), taken)
 
     def _settle_all(self, parts: Sequence[_Part]) -> dict[UUID, LeasedRun]:
         """The leases of parts that have answered. Raises a shard's error only when there is no other to get runs of."""

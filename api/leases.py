@@ -26,6 +26,7 @@ from api.permits import Permits
 from api.problems import Problem
 from api.ready_index import ReadyIndex, Waiter
 from api.ready_poll import ReadyPoll
+from api.tenant_lines import TenantLines, Turn
 from ledger.lease_requests import recall_leases
 from ledger.leases import LeasedRun
 from ledger.shard_map import HOME
@@ -66,6 +67,7 @@ class Leases:
         budget: Budget,
         quotas: LeaseQuotas,
         permits: Permits,
+        lines: TenantLines,
     ) -> None:
         self._shards = shards
         self._index = index
@@ -73,6 +75,7 @@ class Leases:
         self._metrics = metrics
         self._budget = budget
         self._quotas = quotas
+        self._lines = lines
         self._claims = Claims(shards, index, poll, metrics, permits)
         self._answering: dict[UUID, asyncio.Future[None]] = {}
         self._waiting: set[Callable[[], None]] | None = set()  # None once closed
@@ -142,33 +145,48 @@ class Leases:
 
     async def _poll_until(self, asked: Asked, hung_up: Watch) -> Granted:
         """Leases of at least one run, or nothing once the wait is over. Raises HungUp with no lease left behind."""
+        turn = self._lines.turn(asked.tenant, self._budget)
         while True:
-            quota, popped = await self._pop_within_quota(asked, hung_up)
-            before = time.monotonic()
-            if not popped:
-                return Granted([], before)
-            unused = _count(popped)
             try:
-                leased = await self._claims.lease(asked, popped, hung_up)
-                unused -= len(leased)
+                quota, popped = await self._pop_within_quota(asked, hung_up, turn)
+                before = time.monotonic()
+                if not popped:
+                    return Granted([], before)
+                unused = _count(popped)
+                try:
+                    leased = await self._claims.lease(asked, popped, hung_up, at_once=turn.is_within)
+                    unused -= len(leased)
+                finally:
+                    quota.give_back(unused)
+                if leased:
+                    turn.end(len(leased), time.monotonic())
+                    return Granted(leased, before)
             finally:
-                quota.give_back(unused)
-            if leased:
-                return Granted(leased, before)
+                turn.give_up()
 
-    async def _pop_within_quota(self, asked: Asked, hung_up: Watch) -> tuple[Quota, Popped]:
-        """Due runs, a token of the tenant's for each; none when the time is up. Raises HungUp.
+    async def _pop_within_quota(self, asked: Asked, hung_up: Watch, turn: Turn) -> tuple[Quota, Popped]:
+        """Due runs in the call's turn, a token of the tenant's for each; none when the time is up. Raises HungUp.
 
         Tokens are not kept while runs are waited for, or those who wait on an idle queue would have all of them.
         """
         while True:
+            turn.give_up()
             quota = self._quotas.of(asked.tenant)
             tokens = quota.take(asked.body.max) or await self._stand_in_line(quota, asked, hung_up)
-            popped = self._pop(asked, tokens)
-            quota.give_back(tokens - _count(popped))
-            if popped or not tokens:
+            if not tokens:
+                return quota, {}
+            popped: Popped = {}
+            try:
+                await turn.take(tokens, time.monotonic())
+                if hung_up.done():
+                    raise HungUp
+                popped = self._pop(asked, tokens)
+            finally:
+                quota.give_back(tokens - _count(popped))
+            if popped:
                 return quota, popped
-            handed = await self._wait(asked, hung_up)
+            turn.give_up()
+            handed = await self._wait(asked, hung_up, turn)
             quota = self._quotas.of(asked.tenant)
             popped = self._keep(handed, quota.take(_count(handed)))
             if popped or not handed:
@@ -203,8 +221,6 @@ class Leases:
 
     def _pop(self, asked: Asked, room: int) -> Popped:
         """Due runs, of one queue after the other. Calls begin with another one each: none starves behind a busy one."""
-        if not room:
-            return {}
         popped = {}
         first = next(self._turn) % len(asked.queues)
         for queue in (*asked.queues[first:], *asked.queues[:first]):
@@ -215,8 +231,8 @@ class Leases:
                 break
         return popped
 
-    async def _wait(self, asked: Asked, hung_up: Watch) -> Popped:
-        """The next due runs of a queue; none when the time is up or the process stops. Raises HungUp."""
+    async def _wait(self, asked: Asked, hung_up: Watch, turn: Turn) -> Popped:
+        """The next due runs of a queue, in turn; none when the time is up or the process stops. Raises HungUp."""
         left_s = asked.until - time.monotonic()
         patient = left_s > 0
         if self._waiting is None or not (patient or any(map(self._poll.may_look, asked.queues))):
@@ -228,7 +244,9 @@ class Leases:
                 self._poll.waiter_arrived(queue, patient=patient)
             try:
                 with self._budget.aside():
-                    await woken
+                    woken_at = await woken
+                if waiter.runs:
+                    await turn.take(len(waiter.runs), woken_at)
                 if hung_up.done():
                     raise HungUp
                 runs = waiter.take()
@@ -237,15 +255,18 @@ class Leases:
                 self._index.leave(waiter)
 
     @contextmanager
-    def _alarm(self, within_s: float, hung_up: Watch) -> Iterator[tuple[asyncio.Future[None], Callable[[], None]]]:
-        """Something to wait for, and what ends the wait; so do the time, the client's leaving, the process's end."""
+    def _alarm(self, within_s: float, hung_up: Watch) -> Iterator[tuple[asyncio.Future[float], Callable[[], None]]]:
+        """Something to wait for, which tells when it was over, and what ends it.
+
+        So do the time, the client's leaving, and the end of the process.
+        """
         loop, waiting = asyncio.get_running_loop(), self._waiting
         assert waiting is not None
-        woken: asyncio.Future[None] = loop.create_future()
+        woken: asyncio.Future[float] = loop.create_future()
 
         def wake(_: object = None) -> None:
             if not woken.done():
-                woken.set_result(None)
+                woken.set_result(time.monotonic())
 
         timer = loop.call_at(_end(loop.time() + within_s, within_s), wake)
         hung_up.add_done_callback(wake)

@@ -46,6 +46,11 @@ MEASURES = (
     Measure("polled_runs", "counter", "Due runs that those looks found and the index did not know."),
     Measure("lease_quota_waits", "counter", "Waits of lease calls for their tenant's quota."),
     Measure("lease_quota_part", "gauge", "What this process may give of each tenant's quota, of 1; 0 without quotas."),
+    Measure(
+        "tenant_line_waits", "counter", "Waits of calls for their turn, of tenants that use more than their share."
+    ),
+    Measure("tenant_calls_in_line", "gauge", "Calls that wait for their turn."),
+    Measure("flood_pace_calls", "gauge", "How many calls a round there may be beyond their tenants' share."),
     Measure("long_polls_waiting", "gauge", "Lease calls that wait for a run."),
     Measure("ready_index_runs", "gauge", "Run ids in the ready index."),
     Measure("permits_out", "gauge", "Permits of queues with a limit of live runs that are out, of all tenants."),
@@ -147,6 +152,9 @@ class ApiMetrics:
     ready_index_dropped: Counter
     lease_quota_waits: Counter
     lease_quota_part: Gauge
+    tenant_line_waits: Counter
+    tenant_calls_in_line: Gauge
+    flood_pace_calls: Gauge
     commit_batch_runs: Distributions
     ledger_up: Gauge
     unowned_partitions: Gauge

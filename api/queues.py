@@ -84,10 +84,10 @@ class Queues:
     async def change_tenant(self, call: Call[http.TenantSettings]) -> http.TenantView:
         """Set limits of the tenant; those that are not named stay.
 
-        All processes follow within seconds: see api/lease_quotas.py, streams/pending_caps.py.
+        All processes follow within seconds: see api/lease_quotas.py, api/tenant_lines.py, streams/pending_caps.py.
         """
         identity, body = call.identity, call.body
-        named = TenantLimits(body.leases_per_second, body.lease_burst, body.max_pending_runs)  # type: ignore[arg-type]
+        named = TenantLimits(body.leases_per_second, body.lease_burst, body.max_pending_runs, body.weight)  # type: ignore[arg-type]
         changes = {limit: value for limit, value in named._asdict().items() if value is not UNSET}
         if changes:
             await self._shards.tell_all(lambda conn: set_limits(conn, identity.tenant, changes, identity.token_id))
@@ -141,6 +141,7 @@ class Queues:
             leases_per_second=limits.leases_per_s,
             lease_burst=limits.lease_burst,
             max_pending_runs=limits.max_pending,
+            weight=limits.weight,
         )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -31,6 +31,7 @@ from ledger.tokens import create_token
 
 A, B = "tenant-a", "tenant-b"
 NOTICE_S = 6.0
+FLOOD_AHEAD_S = 2.0  # its pollers begin so long before what is measured
 FILL_DEADLINE_S = 1_200.0
 A_POLL, B_POLLERS = 10, 4
 
@@ -39,7 +40,6 @@ def measure(local: Local, runs: int, rate: float, seconds: float, pollers: int, 
     flood, on_time = f"flood-{uuid4().hex[:8]}", f"on-time-{uuid4().hex[:8]}"
     tokens = asyncio.run(make_tenants(local.stack.dsn, quota))
     alone = beside(local, tokens, flood, 0, (B, on_time, "normal"), rate, seconds)
-    fill(local, flood, runs)
     scenes = {
         "beside the flood": (B, on_time, "normal"),
         "in its lane": (A, flood, "high"),
@@ -47,6 +47,7 @@ def measure(local: Local, runs: int, rate: float, seconds: float, pollers: int, 
     }
     figures = figures_of("alone", alone)
     for scene, place in scenes.items():
+        fill(local, flood, runs)
         say(f"fairness: {scene}")
         found = beside(local, tokens, flood, pollers, place, rate, seconds)
         figures |= figures_of(scene, found)
@@ -62,13 +63,15 @@ async def make_tenants(dsn: str, quota: float) -> dict[str, str]:
 
 
 def fill(local: Local, queue: str, runs: int) -> None:
-    now = datetime.now(UTC)
+    """Make the flood so many due runs again, and wait until the dust has settled."""
+    began, now, there = time.monotonic(), datetime.now(UTC), "SELECT count(*) FROM runs WHERE queue = '{queue}'"
+    missing = runs - ask(local.stack.dsn, there.format(queue=queue))
     with CommandProducer(local.stack.bootstrap, tenant=A) as producer:
-        for _ in range(runs):
+        for _ in range(missing):
             producer.create_job(JobSpec(queue=queue, lane="high", schedule=at(now)))
-    there = f"SELECT count(*) FROM runs WHERE tenant = '{A}' AND queue = '{queue}'"
-    wait_until(local.stack.dsns, there, runs, FILL_DEADLINE_S)
+    wait_until(local.stack.dsns, there.format(queue=queue), runs, FILL_DEADLINE_S)
     wait_until(local.stack.dsns, "SELECT count(*) FROM outbox", 0, FILL_DEADLINE_S)
+    say(f"fairness: {missing:,} runs of the flood made in {time.monotonic() - began:.0f} s")
 
 
 def beside(
@@ -82,32 +85,38 @@ def beside(
 ) -> dict[str, Any]:
     """What the runs on time come to. place: their tenant, queue and lane. a_pollers: 0 without a flood."""
     tenant, queue, lane = place
-    with (
-        pollers(local, tokens[A], flood, a_pollers, A_POLL) if a_pollers else nullcontext() as of_a,
-        pollers(local, tokens[B], queue, B_POLLERS, A_POLL) if tenant == B else nullcontext() as of_b,
-    ):
-        count = max(1, int(rate * seconds))
+    with ExitStack() as stack:
+        of_b = stack.enter_context(pollers(local, tokens[B], queue, B_POLLERS, A_POLL)) if tenant == B else None
         begin = time.monotonic() + NOTICE_S
-        schedule(local, place, count, seconds)
+        schedule(local, place, rate, FLOOD_AHEAD_S + seconds)
+        time.sleep(max(0.0, begin - FLOOD_AHEAD_S - time.monotonic()))
+        of_a = stack.enter_context(pollers(local, tokens[A], flood, a_pollers, A_POLL)) if a_pollers else None
         time.sleep(max(0.0, begin - time.monotonic()))
-        _look(of_a)
+        _look(of_a), _look(of_b)
         cpu, began = cpu_seconds(local), time.monotonic()
         time.sleep(seconds)
         a_seen, b_seen = _look(of_a), _look(of_b)
         took = time.monotonic() - began
         used = {part: after - cpu[part] for part, after in cpu_seconds(local).items()}
     late = b_seen.lateness_ms if tenant == B else a_seen.lateness_ms
-    return {"late": late, "of": count, "drained": a_seen.others / took, "cpu": used, "seconds": took, "lane": lane}
+    return {
+        "late": late,
+        "of": rate * seconds,
+        "drained": a_seen.others / took,
+        "cpu": used,
+        "seconds": took,
+        "lane": lane,
+    }
 
 
 def _look(of: Pollers | None) -> Seen:
     return of.look() if of else Seen([], 0)
 
 
-def schedule(local: Local, place: tuple[str, str, str], count: int, seconds: float) -> None:
-    """One-offs spread evenly over so many seconds, after the notice."""
+def schedule(local: Local, place: tuple[str, str, str], rate: float, seconds: float) -> None:
+    """One-offs spread evenly over so many seconds, from when the flood's pollers begin."""
     tenant, queue, lane = place
-    begin = datetime.now(UTC) + timedelta(seconds=NOTICE_S)
+    begin, count = datetime.now(UTC) + timedelta(seconds=NOTICE_S - FLOOD_AHEAD_S), max(1, int(rate * seconds))
     with CommandProducer(local.stack.bootstrap, tenant=tenant) as producer:
         for number in range(count):
             due = begin + timedelta(seconds=seconds * number / count)

@@ -45,7 +45,8 @@ class Pending(Generic[C, R]):
 class GroupCommit(Generic[C, R]):
     """One kind of write. Belongs to one event loop.
 
-    in_flight: how many transactions run side by side. observe: told the number of rows of each batch.
+    in_flight: how many transactions run side by side, and beside them as many of calls that do not wait. observe: told
+    the number of rows of each batch.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class GroupCommit(Generic[C, R]):
     ) -> None:
         self._commit = commit
         self._batch_rows = batch_rows
-        self._free = in_flight
+        self._free = self._free_at_once = in_flight
         self._observe = observe
         self._waiting: deque[Pending[C, R]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,11 +72,20 @@ class GroupCommit(Generic[C, R]):
         """
         return await self.submit(call).done
 
-    def submit(self, call: C) -> Pending[C, R]:
-        """Queue a call whose caller may want to withdraw it."""
+    def submit(self, call: C, *, at_once: bool = False) -> Pending[C, R]:
+        """Queue a call whose caller may want to withdraw it.
+
+        at_once: it does not wait for others' transactions, if there are not many such calls. Its rows are nobody
+        else's: there is no order to keep with those that wait.
+        """
         pending: Pending[C, R] = Pending(call, asyncio.get_running_loop().create_future())
-        self._waiting.append(pending)
-        self._start()
+        if at_once and self._free_at_once and not self._free:
+            self._free_at_once -= 1
+            pending.started = True
+            self._begin([pending], self._finished_at_once)
+        else:
+            self._waiting.append(pending)
+            self._start()
         return pending
 
     def withdraw(self, pending: Pending[C, R]) -> bool:
@@ -94,9 +104,16 @@ class GroupCommit(Generic[C, R]):
     def _start(self) -> None:
         while self._free and (batch := self._next_batch()):
             self._free -= 1
-            task = asyncio.create_task(self._write(batch))
-            self._tasks.add(task)
-            task.add_done_callback(self._finished)
+            self._begin(batch, self._finished)
+
+    def _begin(self, batch: list[Pending[C, R]], finished: Callable[[asyncio.Task[None]], None]) -> None:
+        task = asyncio.create_task(self._write(batch))
+        self._tasks.add(task)
+        task.add_done_callback(finished)
+
+    def _finished_at_once(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._free_at_once += 1
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

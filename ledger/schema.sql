@@ -270,7 +270,8 @@ CREATE TABLE tenant_limits (
     lease_burst  int CONSTRAINT tenant_limits_burst CHECK (lease_burst > 0), -- NULL: those of a second
     max_pending  int CONSTRAINT tenant_limits_pending CHECK (max_pending > 0), -- from how many on no job is created; NULL: any
     set_at       timestamptz NOT NULL DEFAULT now(),
-    set_by       text NOT NULL                     -- the token's id
+    set_by       text NOT NULL,                    -- the token's id
+    weight       int CONSTRAINT tenant_limits_weight CHECK (weight BETWEEN 1 AND 1000) -- of its share; NULL: 1
 );
 
 -- What operators have set of how many runs are leased at once, told to every shard: the statement that leases a run of

@@ -182,7 +182,7 @@ LOCK_TOLD_TO_ALL = "LOCK TABLE pauses, queue_settings, tenant_limits, live_limit
 TOLD_TO_ALL = {
     "pauses": "tenant, queue, paused_at, resumed_at, by",
     "queue_settings": "tenant, queue, rate_per_s, rate_version, set_at, set_by",
-    "tenant_limits": "tenant, leases_per_s, lease_burst, max_pending, set_at, set_by",
+    "tenant_limits": "tenant, leases_per_s, lease_burst, max_pending, weight, set_at, set_by",
     "live_limits": "tenant, queue, max_live, max_live_per_key, set_at, set_by",
 }
 ADD_SHARD = "INSERT INTO shards (shard, dsn) VALUES (%s, %s)"

@@ -191,16 +191,17 @@ class TenantSettings(Request):
 
     leases_per_second: how many runs its workers may lease, over all of its queues. lease_burst: how many at once after
     a while without any; null: those of a second. max_pending_runs: from how many on, waiting and leased ones, no job is
-    created.
+    created. weight: of its share where tenants compete; null: 1.
     """
 
     leases_per_second: Annotated[float, Meta(gt=0, le=1_000_000)] | UnsetType | None = UNSET
     lease_burst: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType | None = UNSET
     max_pending_runs: Annotated[int, Meta(ge=1, le=1_000_000_000)] | UnsetType | None = UNSET
+    weight: Annotated[int, Meta(ge=1, le=1_000)] | UnsetType | None = UNSET
 
 
 class TenantView(Answer, kw_only=True):
-    """leases_per_second, lease_burst, max_pending_runs: as they were set; None: no limit."""
+    """leases_per_second, lease_burst, max_pending_runs, weight: as they were set; None: no limit, a weight of 1."""
 
     tenant: str
     paused: bool
@@ -209,3 +210,4 @@ class TenantView(Answer, kw_only=True):
     leases_per_second: float | None
     lease_burst: int | None
     max_pending_runs: int | None
+    weight: int | None

@@ -58,8 +58,13 @@ async def test_limits_of_a_tenant_are_noted_with_all_that_is_set_from_then_on(le
         await set_limits(conn, "acme", {"leases_per_s": 2.5}, "t1")
         await set_limits(conn, "acme", {"max_pending": 7}, "t2")
         assert await noted(conn) == [
-            ("t1", "tenant_changed", "acme", "leasesPerSecond: 2.5, leaseBurst: none, maxPendingRuns: none"),
-            ("t2", "tenant_changed", "acme", "leasesPerSecond: 2.5, leaseBurst: none, maxPendingRuns: 7"),
+            (
+                "t1",
+                "tenant_changed",
+                "acme",
+                "leasesPerSecond: 2.5, leaseBurst: none, maxPendingRuns: none, weight: none",
+            ),
+            ("t2", "tenant_changed", "acme", "leasesPerSecond: 2.5, leaseBurst: none, maxPendingRuns: 7, weight: none"),
         ]
 
 

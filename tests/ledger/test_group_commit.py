@@ -76,6 +76,20 @@ async def test_no_more_transactions_run_side_by_side_than_allowed() -> None:
     assert ledger.batches[2:] == [[[3], [4]]]
 
 
+async def test_a_call_that_does_not_wait_has_a_transaction_beside_the_others() -> None:
+    ledger = Ledger()
+    group = GroupCommit(ledger.commit, in_flight=1)
+    tasks = start(group, [1], [2])
+    await asyncio.sleep(0)
+    at_once = [group.submit(Note([number]), at_once=True) for number in (3, 4)]
+    await asyncio.sleep(0)
+    assert ledger.batches == [[[1]], [[3]]]  # one more, and no other
+    assert not group.withdraw(at_once[0])
+    ledger.let(4)
+    await asyncio.gather(*tasks, *(pending.done for pending in at_once), group.drain())
+    assert ledger.batches[2:] == [[[2], [4]]]
+
+
 async def test_a_second_call_for_the_same_run_goes_to_the_next_batch_and_keeps_its_place() -> None:
     ledger = Ledger()
     group = GroupCommit(ledger.commit, in_flight=1)

@@ -186,6 +186,7 @@ def test_dead_replay_goes_on_page_by_page_at_its_pace(server: ScriptedServer) ->
         (["tenant", "set", "--pending", "9"], ("PATCH", "/v1/tenant", {"maxPendingRuns": 9})),
         (["tenant", "set", "--no-pending"], ("PATCH", "/v1/tenant", {"maxPendingRuns": None})),
         (["tenant", "set", "--no-leases"], ("PATCH", "/v1/tenant", {"leasesPerSecond": None, "leaseBurst": None})),
+        (["tenant", "set", "--weight", "3"], ("PATCH", "/v1/tenant", {"weight": 3})),
         (["tenant", "pause"], ("POST", "/v1/tenant/pause", None)),
         (["tenant", "resume"], ("POST", "/v1/tenant/resume", None)),
     ],

@@ -189,6 +189,7 @@ class Tenant(Struct, rename="camel", kw_only=True, frozen=True):
     leases_per_second: how many runs its workers may lease, over all queues; None: as many as they like.
     lease_burst: how many at once after a while without any; None: those of a second.
     max_pending_runs: from how many on, waiting and leased ones, no job is created; None: any.
+    weight: how large its share is beside other tenants that compete with it; None: 1.
     """
 
     tenant: str
@@ -198,6 +199,7 @@ class Tenant(Struct, rename="camel", kw_only=True, frozen=True):
     leases_per_second: float | None = None
     lease_burst: int | None = None
     max_pending_runs: int | None = None
+    weight: int | None = None
 
 
 class PreviewedFire(Struct, rename="camel", kw_only=True, frozen=True):

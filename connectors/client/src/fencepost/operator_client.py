@@ -106,15 +106,19 @@ class OperatorClient(BaseClient):
         leases_per_second: float | UnsetType | None = UNSET,
         lease_burst: int | UnsetType | None = UNSET,
         max_pending_runs: int | UnsetType | None = UNSET,
+        weight: int | UnsetType | None = UNSET,
     ) -> Tenant:
         """Change limits of the tenant, by an admin's token; what is not given stays.
 
         leases_per_second: how many runs its workers may lease, above 0 and at most 1,000,000; None: no limit.
         lease_burst: how many at once after a while without any; None: those of a second.
-        max_pending_runs: from how many on, waiting and leased ones, no job is created; None: any. Raises InvalidInput.
+        max_pending_runs: from how many on, waiting and leased ones, no job is created; None: any.
+        weight: how large its share is beside other tenants that compete with it, 1 to 1,000; None: 1.
+        Raises InvalidInput.
         """
         named = {
             "leasesPerSecond": leases_per_second, "leaseBurst": lease_burst, "maxPendingRuns": max_pending_runs,
+            "weight": weight,
         }  # fmt: skip
         body = {name: value for name, value in named.items() if value is not UNSET}
         return decoded((await self._calls.call("PATCH", "/v1/tenant", body)).body, Tenant)

@@ -127,6 +127,7 @@ def show_tenant(connection: Connection, as_json: bool) -> None:
 @click.option("--no-leases", is_flag=True, help="No limit of leases any more.")
 @click.option("--pending", type=click.IntRange(1, 1_000_000_000), metavar="RUNS", help="Runs that wait or are leased.")
 @click.option("--no-pending", is_flag=True, help="No limit of pending runs any more.")
+@click.option("--weight", type=click.IntRange(1, 1_000), metavar="N", help="Its share beside others; 1 at first.")
 @json_option
 @pass_connection
 def set_tenant(
@@ -136,29 +137,34 @@ def set_tenant(
     no_leases: bool,
     pending: int | None,
     no_pending: bool,
+    weight: int | None,
     as_json: bool,
 ) -> None:
     """Set limits of the tenant, over all of its queues, with an admin's token. They hold within seconds.
 
     Of leases: workers that ask for more wait, and get fewer at a time. Without --burst that stays as it is: as many as
     in a second, unless it was ever set. Of pending runs: from so many on, no job is created.
+    The weight: where tenants compete, one of weight 3 has three times the runs of one of weight 1.
 
     \b
     Examples
       fencepost tenant set --leases 100 --burst 300
       fencepost tenant set --pending 100000
       fencepost tenant set --no-leases
+      fencepost tenant set --weight 3
     """
     if (no_leases and leases is not None) or (no_pending and pending is not None):
         raise click.UsageError("give either a limit or its --no-…")
-    changes: dict[str, Any] = {"leases_per_second": leases, "lease_burst": burst, "max_pending_runs": pending}
+    changes: dict[str, Any] = {
+        "leases_per_second": leases, "lease_burst": burst, "max_pending_runs": pending, "weight": weight,
+    }  # fmt: skip
     named = {name: value for name, value in changes.items() if value is not None}
     if no_leases:
         named |= {"leases_per_second": None, "lease_burst": burst}
     if no_pending:
         named["max_pending_runs"] = None
     if not named:
-        raise click.UsageError("give at least one limit: --leases, --burst, --pending, or its --no-…")
+        raise click.UsageError("give at least one: --leases, --burst, --pending, or its --no-…, --weight")
     with connection.client() as client:
         print_fields(client.set_tenant(**named), as_json)
 
