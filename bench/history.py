@@ -34,7 +34,7 @@ from streams.history_projector import GATHER_S, HistoryProjector
 from streams.history_store import HistoryStore
 
 ROWS_A_BATCH = 10  # that the relay reads and publishes together
-COPY_EVENTS = "INSERT INTO events SELECT * FROM source.store.run_events WHERE rowid >= ? AND rowid < ?"
+COPY_EVENTS = "INSERT INTO events SELECT * FROM decoded WHERE rowid >= ? AND rowid < ?"
 
 
 def main() -> None:
@@ -94,19 +94,24 @@ def bare_history(
     pipe: Connection, bootstrap: str, topic: str, source: Path, path: Path, events: int, batch: int
 ) -> None:
     """The floor's process: the bytes of every record, and the events that `source` has in a file of their own."""
-    before = cpu_s()
+    with duckdb.connect(str(path), config={"threads": 2}) as database:
+        database.execute(f"ATTACH '{source}' AS source (READ_ONLY)")
+        database.execute("CREATE TEMP TABLE decoded AS FROM source.store.run_events")
+        database.execute("CREATE TABLE events AS FROM decoded LIMIT 0")
+        before = cpu_s()
+        read_all(bootstrap, topic)
+        for start in range(0, events, batch):
+            database.execute(COPY_EVENTS, [start, start + batch])
+    pipe.send(cpu_s() - before)
+
+
+def read_all(bootstrap: str, topic: str) -> None:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": uuid4().hex, "enable.auto.commit": False})
     consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in range(PARTITIONS)])
     until = time.monotonic() + 2.0
     while time.monotonic() < until:
         consumer.consume(32, timeout=0.2)
     consumer.close()
-    with duckdb.connect(str(path), config={"threads": 2}) as database:
-        database.execute(f"ATTACH '{source}' AS source (READ_ONLY)")
-        database.execute("CREATE TABLE events AS FROM source.store.run_events LIMIT 0")
-        for start in range(0, events, batch):
-            database.execute(COPY_EVENTS, [start, start + batch])
-    pipe.send(cpu_s() - before)
 
 
 def records(rows: Iterator[Columns]) -> Iterator[tuple[int, bytes]]:
