@@ -68,6 +68,8 @@ from api.whoami import whoami
 from api.why import Why
 from ledger.clock import LedgerClock
 from ledger.connection import Pool
+from ledger.news import News, follow_news
+from ledger.shard_map import HOME
 from ledger.shards import Shards
 from ledger.tokens import Role
 from schemas import http, http_declarations, http_explanations, http_operations, http_tokens
@@ -80,6 +82,9 @@ ADMIN: tuple[Role, ...] = ("admin",)
 STEERING: tuple[Role, ...] = (*PRODUCER, *OPERATOR)
 EVERYONE: tuple[Role, ...] = (*PRODUCER, *WORKER, *OPERATOR)
 
+# So long may a tenant's first quota go unnoticed.
+HOME_NEWS_S, NEWS_S = 2.0, 5.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings:
@@ -89,7 +94,8 @@ class ApiSettings:
     applied_within_s: how long a caller waits to see the effect of a command before the answer is 202.
     history_catches_up_s: how long an answer waits for the history to hear of what has just happened.
     look_every_s: how often a queue that is waited on is looked at for what no hint told, drawn from this range.
-    idle_s: how long the threads that hear of Kafka wait for nothing at a time; a stop may take as long.
+    idle_s: how long the threads that hear of Kafka wait for nothing at a time; a stop may take as long. Its client
+    wakes every 200 ms anyway: a multiple of that.
     shed_at: how much must be in hand for calls of each class to be shed.
     hints_within_s: for how long after its start the process may be not ready since it does not hear hints yet.
     notice_s: how long the process goes on serving once it was told to stop, and says that it is not ready any more.
@@ -106,7 +112,7 @@ class ApiSettings:
     applied_within_s: float = APPLIED_WITHIN_S
     history_catches_up_s: float = 2.0
     look_every_s: tuple[float, float] = (1.0, 2.0)
-    idle_s: float = 0.5
+    idle_s: float = 0.6
     shed_at: ShedAt = field(default_factory=ShedAt)
     hints_within_s: float = 5.0
     notice_s: float = 0.0
@@ -191,7 +197,12 @@ class Api:
 
     def _watch_shard(self, number: int, pool: Pool) -> None:
         self._watch(self.command_outcomes[number].run())
-        self._watch(self.clocks[number].follow(pool))
+        hear, period_s = (self._hear, HOME_NEWS_S) if number == HOME else (_nothing_else, NEWS_S)
+        self._watch(follow_news(pool, self.clocks[number], hear, period_s))
+
+    def _hear(self, news: News) -> None:
+        """What has changed at home, where a tenant's limits are read."""
+        self.quotas.hear(news.limits)
 
     def _watch(self, work: Coroutine[Any, Any, None]) -> None:
         self._watches.add(asyncio.create_task(work))
@@ -382,6 +393,10 @@ class Api:
             **told,
         )
         return Route(path, endpoint, methods=[method])
+
+
+def _nothing_else(_: News) -> None:
+    """Of a shard that is not home the clock alone is followed."""
 
 
 async def _http_problem(_: Request, error: Exception) -> Response:

@@ -21,13 +21,13 @@ from uuid import uuid4
 from api.token_bucket import TokenBucket
 from ledger.api_instances import Peers, announce_instance, forget_instance
 from ledger.connection import Pool, session
+from ledger.pulse import pulse
 from ledger.tenant_limits import TenantLimits, read_limits
 from schemas.errors import LedgerUnavailable
 
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
-WITHOUT_QUOTAS_S = 2.0
 # Who waits gets what comes in such a time, if he wants as much: a call for each single run would be a waste.
 TOGETHER_S = 0.05
 
@@ -156,6 +156,14 @@ class LeaseQuotas:
         self._quotas: dict[str, SharedQuota] = {}
         self._is_announced = self._has_looked = False
         self.part = 0.0  # of each quota, which is ours; 0 while there is none
+        self._to_share = asyncio.Event()
+
+    def hear(self, limits: Mapping[str, TenantLimits]) -> None:
+        """As they are set: while no tenant has a quota there is nothing to share, and nobody to count."""
+        if self._quotas or any(each.leases_per_s for each in limits.values()):
+            self._to_share.set()
+        else:
+            self._to_share.clear()
 
     def of(self, tenant: str) -> Quota:
         """As it is now: a call that has waited asks again. Before the first look whoever it is might have one."""
@@ -167,13 +175,15 @@ class LeaseQuotas:
         """Go by what is set, and by how many there are, until cancelled. When home is away all stays as it is."""
         try:
             while True:
+                if self._has_looked:
+                    await self._to_share.wait()
                 try:
                     await self.look()
                 except LedgerUnavailable as error:
                     log.warning("what tenants may lease cannot be read: %s", error)
                 except Exception:
                     log.exception("reading what tenants may lease failed in a way that nobody foresaw")
-                await asyncio.sleep(PERIOD_S if self._quotas else WITHOUT_QUOTAS_S)
+                await pulse(PERIOD_S)
         finally:
             await self._leave()
 

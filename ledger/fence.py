@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+import msgspec
+
 from ledger.confirmed_connection import patience
 from ledger.connection import Connection, Pool, ledger_errors
 from schemas.errors import LedgerMismatch
@@ -181,10 +183,11 @@ async def release_partition(pool: Pool, fence: Fence, decided_through: datetime 
 
 
 # Waits for nobody: a row that is locked is left out, so that no partition's transaction holds up another partition's.
+# The words come as one text: to make four arrays of them was a sixth of what an idle owner's loop did.
 SAY_DECIDED = """
 WITH ours AS (
     SELECT p.partition, s.through
-    FROM unnest(%b::int[], %b::bigint[], %b::text[], %b::timestamptz[]) AS s (partition, epoch, owner, through)
+    FROM json_to_recordset(%s::json) AS s (partition int, epoch bigint, owner text, through timestamptz)
     JOIN partitions p ON p.partition = s.partition
     WHERE p.epoch = s.epoch AND p.owner = s.owner AND p.decided_through < s.through
     FOR NO KEY UPDATE OF p SKIP LOCKED
@@ -200,9 +203,11 @@ async def say_decided(pool: Pool, through: Mapping[Fence, datetime]) -> set[int]
     Returns the partitions of which it was written. Of the others the epoch or the owner is another, the ledger knew as
     much, or somebody was writing to the row just then. Raises LedgerUnavailable.
     """
-    fences = sorted(through, key=lambda fence: fence.partition)
-    columns = [[getattr(fence, name) for fence in fences] for name in ("partition", "epoch", "owner")]
+    words = [
+        {"partition": fence.partition, "epoch": fence.epoch, "owner": fence.owner, "through": through[fence]}
+        for fence in sorted(through, key=lambda fence: fence.partition)
+    ]
     with ledger_errors():
         async with pool.connection() as conn:
-            cursor = await conn.execute(SAY_DECIDED, (*columns, [through[fence] for fence in fences]))
+            cursor = await conn.execute(SAY_DECIDED, (msgspec.json.encode(words).decode(),))
             return {partition for (partition,) in await cursor.fetchall()}

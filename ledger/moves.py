@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import Literal, NamedTuple
 from uuid import UUID, uuid4
 
-from ledger.connection import Connection, Pool, ledger_errors, session
+from ledger.connection import CONFIRM_COMMITS, Connection, Pool, ledger_errors, session
+from ledger.shard_map import READ_MOVING
 from schemas.errors import LedgerUnavailable, MoveRefused
 
 State = Literal["copying", "cutting", "moved", "done", "returning", "returned"]
@@ -37,6 +38,18 @@ LIST_MOVES = f"SELECT {_MOVE} FROM moves ORDER BY partition"
 async def list_moves(home: Connection) -> list[Move]:
     """The last move of each partition that was ever moved."""
     return [Move(*row) for row in await (await home.execute(LIST_MOVES)).fetchall()]
+
+
+# With CONFIRM_COMMITS: a former primary would show none for ever.
+READ_UNFINISHED = f"SELECT ARRAY({READ_MOVING}), ({CONFIRM_COMMITS})"
+
+
+async def read_unfinished(home: Connection) -> list[int]:
+    """The partitions on their way, as far as the synchronous standby, if there is one, knows too."""
+    row = await (await home.execute(READ_UNFINISHED)).fetchone()
+    assert row is not None
+    partitions: list[int] = row[0]
+    return partitions
 
 
 READ_MOVE = f"SELECT {_MOVE} FROM moves WHERE partition = %s"

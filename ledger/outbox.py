@@ -12,7 +12,7 @@ from psycopg.adapt import Loader
 from psycopg.postgres import types as builtins
 from psycopg.pq import Format
 
-from ledger.connection import Connection
+from ledger.connection import CONFIRM_COMMITS, Connection
 from schemas.events import JOB_EVENTS, RANGE_EVENTS, WAITING_EVENTS
 
 _ALWAYS = {
@@ -198,10 +198,14 @@ OUTBOX_LAG = """
 SELECT count(*), coalesce(extract(epoch FROM now() - min(at)), 0)::float8
 FROM (SELECT at FROM outbox UNION ALL SELECT at FROM audit_outbox) AS waiting
 """
+CONFIRM_OUTBOX_LAG = f"SELECT lag.*, ({CONFIRM_COMMITS}) FROM ({OUTBOX_LAG}) AS lag"
 
 
-async def outbox_lag(conn: Connection) -> tuple[int, float]:
-    """How many rows wait for the relay, of events and of audits, and for how many seconds the oldest has."""
-    row = await (await conn.execute(OUTBOX_LAG)).fetchone()
+async def outbox_lag(conn: Connection, *, confirm: bool = False) -> tuple[int, float]:
+    """How many rows wait for the relay, of events and of audits, and for how many seconds the oldest has.
+
+    confirm: see `confirm_commits`.
+    """
+    row = await (await conn.execute(CONFIRM_OUTBOX_LAG if confirm else OUTBOX_LAG)).fetchone()
     assert row is not None
     return row[0], row[1]

@@ -55,7 +55,9 @@ async def set_rate(
     return (await conn.execute(SET_RATE, asked)).rowcount == 1
 
 
-READ_RATE_VERSIONS = "SELECT tenant, queue, rate_version, rate_per_s IS NOT NULL FROM queue_settings"
+READ_RATE_VERSIONS = """
+SELECT tenant, queue, rate_version AS version, rate_per_s IS NOT NULL AS is_set FROM queue_settings
+"""
 
 
 class RateVersion(NamedTuple):
@@ -63,9 +65,3 @@ class RateVersion(NamedTuple):
 
     version: int
     is_set: bool
-
-
-async def read_rate_versions(conn: Connection) -> dict[QueueName, RateVersion]:
-    """Every queue that has, or had, a rate."""
-    rows = await (await conn.execute(READ_RATE_VERSIONS)).fetchall()
-    return {QueueName(tenant, queue): RateVersion(*version) for tenant, queue, *version in rows}

@@ -18,6 +18,7 @@ from uuid import UUID
 import psycopg
 
 from ledger.connection import Connection, Pool, ledger_pool, session
+from ledger.pulse import pulse
 from ledger.servers import Servers
 from ledger.shard_map import HOME, ShardMap, await_shard_map, prove_shard, read_changes
 from schemas.errors import FencepostError, LedgerUnavailable, NotOnThisShard
@@ -143,10 +144,10 @@ class Shards:
         if all(self.number_of(partition) == shard for partition, shard in before.items()):
             await asyncio.sleep(min(SHORTEST_WAIT_S * 2**tries, LONGEST_WAIT_S))
 
-    async def follow(self, pause: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
+    async def follow(self) -> None:
         """Look at the map now and then until cancelled: for shards that are new, and for who writes nothing."""
         while True:
-            await pause(LOOK_EVERY_S)
+            await pulse(LOOK_EVERY_S)
             try:
                 await self.look_again()
             except FencepostError as error:
@@ -244,7 +245,7 @@ async def find_shards(dsn: str, *, every_s: float = LOOK_EVERY_S) -> AsyncGenera
         known = {HOME: dsn, **found.dsns}
         yield known
         while True:
-            await asyncio.sleep(every_s)
+            await pulse(every_s)
             with suppress(LedgerUnavailable):
                 async with session(home) as conn:
                     found = await read_changes(conn, found)

@@ -6,9 +6,10 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from ledger.connection import Pool, confirm_commits, ledger_pool, session
-from ledger.moves import list_moves
+from ledger.connection import Pool, ledger_pool, session
+from ledger.moves import read_unfinished
 from ledger.partition_moves import abort_move
+from ledger.pulse import until_pulse_s
 from ledger.shards import open_shards
 from schemas.errors import FencepostError, LedgerUnavailable, MoveRefused
 
@@ -26,7 +27,7 @@ async def end_abandoned_moves(dsn: str, stop: asyncio.Event, *, period_s: float 
             except LedgerUnavailable as error:
                 log.warning("moves of partitions cannot be looked at: %s", error)
             with suppress(TimeoutError):
-                async with asyncio.timeout(period_s):
+                async with asyncio.timeout(until_pulse_s(period_s)):
                     await stop.wait()
 
 
@@ -36,8 +37,7 @@ async def end_what_is_abandoned(home: Pool, dsn: str) -> None:
     A mover that lives is left alone. Raises LedgerUnavailable while home is away.
     """
     async with session(home) as conn:
-        await confirm_commits(conn)  # a former primary would show none for ever
-        unfinished = [move.partition for move in await list_moves(conn) if not move.is_over]
+        unfinished = await read_unfinished(conn)
     if unfinished:
         await _end(dsn, unfinished)
 

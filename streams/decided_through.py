@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 
 from ledger.connection import Pool
 from ledger.fence import say_decided
+from ledger.pulse import pulse
 from schemas.errors import LedgerUnavailable
 from streams.partition_owner import PartitionOwner
-from streams.pulse import pulse
 from streams.timers import from_us
 
 log = logging.getLogger(__name__)

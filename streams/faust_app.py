@@ -26,6 +26,7 @@ import faust
 from aiokafka.errors import IllegalStateError
 from faust.app.base import BootStrategy
 from faust.tables import TableManager
+from faust.tables.recovery import Recovery
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
 from faust.types import TP
 from mode import Service
@@ -186,8 +187,24 @@ class LedgerConsumer(Consumer):  # type: ignore[misc]
         return asyncio.Lock()
 
 
+class _NoRecovery(Recovery):  # type: ignore[misc]
+    """Of no tables, so there is no progress to tell of every few seconds."""
+
+    @Service.task  # type: ignore[untyped-decorator]
+    async def _publish_stats(self) -> None:
+        """Nothing: a sixth of what an idle owner's loop did."""
+
+
 class NoTables(TableManager):  # type: ignore[misc]
     """Faust's own lets a second pass before it joins the group, for tables to be declared. We have none."""
+
+    _recovery: Recovery | None
+
+    @property
+    def recovery(self) -> Recovery:
+        if self._recovery is None:
+            self._recovery = _NoRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
+        return self._recovery
 
     async def on_start(self) -> None:
         if not self.should_stop:
@@ -219,11 +236,10 @@ class OwnersApp(faust.App):  # type: ignore[misc]
     def _new_transport(self) -> LedgerTransport:
         return LedgerTransport(self.conf.broker_consumer, self)
 
-    def end_of(self, partition: int) -> int | None:
-        """The commands topic's end in a partition as of the last fetch; None when none of it was fetched yet."""
-        tp = TP(self.commands_topic, partition)
-        end: int | None = self.consumer.highwater(tp) if tp in self.consumer.assignment() else None
-        return end
+    def ends_of(self, partitions: Iterable[int]) -> dict[int, int | None]:
+        """The commands topic's end in each as of the last fetch; None when none of it was fetched yet."""
+        tps, assigned = {each: TP(self.commands_topic, each) for each in partitions}, self.consumer.assignment()
+        return {each: self.consumer.highwater(tp) if tp in assigned else None for each, tp in tps.items()}
 
     def on_rebalance_start(self) -> None:
         """Called by the consumer's thread, before any queue is cleared."""

@@ -39,7 +39,7 @@ STREAM_EVENTS = 500  # that came within that time
 STREAM_GATHER_S = 1.0
 BATCH_EVENTS = 20_000
 READ_RECORDS = 32  # at once; each has up to a thousand events
-IDLE_S = 0.5  # waited for the first record of a batch, and at most for the end
+IDLE_S = 0.6  # waited for the first record of a batch, and at most for the end
 MEASURE_S = 5.0  # while nothing comes
 TIDY_S = 60.0  # between looks for days to forget and to sort
 LATE_EVENTS = timedelta(hours=1)  # after the end of a day nearly all of its events have come

@@ -18,7 +18,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from ledger.audits import AuditRow, delete_audits, read_audits
-from ledger.connection import SESSION_OPTIONS, Connection, confirm_commits, ledger_errors
+from ledger.connection import SESSION_OPTIONS, Connection, ledger_errors
 from ledger.outbox import (
     OUTBOX_CHANNEL,
     OutboxRow,
@@ -168,10 +168,10 @@ class OutboxRelay:
         """
         if not now and time.monotonic() - self._observed < _OBSERVE_S:
             return 0
-        if time.monotonic() - self._confirmed >= _OBSERVE_S:
-            await confirm_commits(conn)
+        confirm = time.monotonic() - self._confirmed >= _OBSERVE_S
+        rows, lag_s = await outbox_lag(conn, confirm=confirm)
+        if confirm:
             self._confirmed = time.monotonic()
-        rows, lag_s = await outbox_lag(conn)
         OUTBOX_ROWS.labels(self._shard).set(rows)
         OUTBOX_LAG_SECONDS.labels(self._shard).set(lag_s)
         self._observed = time.monotonic()

@@ -7,6 +7,7 @@ a tenant may get beyond its limit by what they make in one period.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -14,14 +15,13 @@ from collections.abc import Callable, Mapping
 
 from ledger.connection import Pool, session
 from ledger.pending_counts import count_pending
-from ledger.tenant_limits import read_limits
+from ledger.pulse import pulse
+from ledger.tenant_limits import TenantLimits, read_limits
 from schemas.errors import LedgerUnavailable
-from streams.pulse import pulse
 
 log = logging.getLogger(__name__)
 
 PERIOD_S = 2.0
-WITHOUT_CAPS_S = 5.0
 DUTY = 0.02  # of one of Postgres' processes, for counting: a tenant may have a million runs
 
 
@@ -31,6 +31,18 @@ class PendingCaps:
     def __init__(self) -> None:
         self._room: dict[str, int] = {}
         self._created: Counter[str] = Counter()
+        self._to_count = asyncio.Event()
+
+    def hear(self, limits: Mapping[str, TenantLimits]) -> None:
+        """As they are set: while none is there is nothing to count."""
+        if any(each.max_pending is not None for each in limits.values()) or self.any_set():
+            self._to_count.set()
+        else:
+            self._to_count.clear()
+
+    async def any_to_count(self) -> None:
+        """Return once some tenant has a limit, as far as was heard."""
+        await self._to_count.wait()
 
     def any_set(self) -> bool:
         """Whether some tenant has a limit."""
@@ -59,11 +71,12 @@ class PendingCaps:
 
 
 async def keep_caps(caps: PendingCaps, pool: Pool, share: Callable[[], float]) -> None:
-    """Follow limits and counts until cancelled."""
+    """Count now and then while there are limits, until cancelled."""
     while True:
+        await caps.any_to_count()
         began = time.monotonic()
         try:
             await caps.read(pool, share())
         except LedgerUnavailable as error:
             log.warning("what tenants have pending cannot be counted: %s", error)
-        await pulse(max(PERIOD_S if caps.any_set() else WITHOUT_CAPS_S, (time.monotonic() - began) / DUTY))
+        await pulse(max(PERIOD_S, (time.monotonic() - began) / DUTY))

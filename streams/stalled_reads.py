@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from ledger.pulse import pulse
 from streams.metrics import COMMANDS_READ_AGAIN, COMMANDS_STALLED_SECONDS
 from streams.ownership import Ownership
-from streams.pulse import pulse
 
 log = logging.getLogger(__name__)
 
@@ -22,17 +22,15 @@ PATIENCE_S = 4.0  # a fetch waits for half a second, so this is a standstill
 LONGEST_PATIENCE_S = 60.0
 
 
-async def read_what_stalls(ownership: Ownership, end_of: Callable[[int], int | None]) -> None:
-    """Look now and then, for ever. end_of: the topic's end in a partition as the consumer knows it, None if not yet."""
+async def read_what_stalls(ownership: Ownership, ends_of: Callable[[Iterable[int]], Mapping[int, int | None]]) -> None:
+    """Look now and then, for ever. ends_of: the topic's end in partitions as the consumer knows it, None if not yet."""
     watch = StallWatch()
     COMMANDS_STALLED_SECONDS.set_function(lambda: watch.longest_s(time.monotonic()))
     while True:
         await pulse(PERIOD_S)
         inboxes = {owner.fence.partition: owner.inbox for owner in ownership.owners()}
         reading = {partition: inbox.next_offset for partition, inbox in inboxes.items() if not inbox.full}
-        for partition in watch.stalled(
-            reading, {partition: end_of(partition) for partition in reading}, time.monotonic()
-        ):
+        for partition in watch.stalled(reading, ends_of(reading), time.monotonic()):
             log.warning("partition %d: commands from %d on do not come, reading again", partition, reading[partition])
             COMMANDS_READ_AGAIN.inc()
             ownership.read_again(partition)

@@ -15,6 +15,7 @@ from typing import Any
 from ledger.clock import LedgerClock
 from ledger.connection import Pool
 from ledger.fence import owners_transaction
+from ledger.news import News, follow_news
 from ledger.shards import Shards, open_shards
 from schemas.codec import Codec
 from schemas.errors import KafkaUnavailable, LedgerUnavailable
@@ -29,8 +30,6 @@ from streams.owners_group import until_empty
 from streams.ownership import Ownership
 from streams.partition_owner import PartitionOwner
 from streams.pending_caps import keep_caps
-from streams.pulse import pulse
-from streams.queue_rates import QueueRates, keep_rates
 from streams.ready_hints import ReadyHints
 from streams.rejections import CommandReturns
 from streams.stalled_reads import read_what_stalls
@@ -39,6 +38,8 @@ from streams.timekeeper import Timekeeper
 from streams.topics import Topics
 
 log = logging.getLogger(__name__)
+
+NEWS_PERIOD_S = 5.0
 
 Owners = Callable[[], list[PartitionOwner]]
 
@@ -128,7 +129,7 @@ class StreamsRole:
             stack.push_async_callback(app.stop)
             await app.start()
             stack.push_async_callback(_cancel, asyncio.create_task(_watch(app, crash)))
-            reading = _or_crash(read_what_stalls(ownership, app.end_of), crash)
+            reading = _or_crash(read_what_stalls(ownership, app.ends_of), crash)
             stack.push_async_callback(_cancel, asyncio.create_task(reading))
             stack.callback(ownership.leave)
             await end
@@ -138,14 +139,20 @@ async def _keep_time(
     stack: AsyncExitStack, shared: partial[Surroundings], pool: Pool, owners: Owners, crash: Callable[[Exception], None]
 ) -> Surroundings:
     """Begin what goes by the clock of one shard, until the stack is closed; what surrounds its owners."""
-    clock, rates = LedgerClock(), QueueRates()
+    clock = LedgerClock()
     timekeeper, rounds = Timekeeper(clock, owners), DecisionRounds(partial(owners_transaction, pool))
     stack.push_async_callback(rounds.drain)
-    around = shared(pool=pool, clock=clock, rounds=rounds, wake_timekeeper=timekeeper.wake, rates=rates)
+    around = shared(pool=pool, clock=clock, rounds=rounds, wake_timekeeper=timekeeper.wake)
+    clock.on_set = timekeeper.wake_all
+
+    def hear(news: News) -> None:
+        if around.hear(news):
+            timekeeper.wake_all()
+
     with suppress(LedgerUnavailable):  # then once it is back, before any of its partitions is owned
         await around.begin()
     for task in (
-        timekeeper.run(), clock.follow(pool, pulse), keep_rates(rates, pool), keep_decided_through(pool, owners),
+        timekeeper.run(), follow_news(pool, clock, hear, NEWS_PERIOD_S), keep_decided_through(pool, owners),
         keep_caps(around.caps, pool, around.rate_share),
     ):  # fmt: skip
         stack.push_async_callback(_cancel, asyncio.create_task(_or_crash(task, crash)))

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ledger.clock import LedgerClock
-from ledger.connection import Pool
+from ledger.connection import Pool, session
+from ledger.news import News, read_news
 from schemas.codec import Codec
 from streams.apply_turns import ApplyTurns
 from streams.decision_rounds import DecisionRounds
@@ -58,5 +59,11 @@ class Surroundings:
     async def begin(self) -> None:
         """Read what no owner can begin without. Raises LedgerUnavailable."""
         await self.clock.begin(self.pool)
-        await self.rates.read(self.pool)
+        async with session(self.pool) as conn:
+            self.hear(await read_news(conn, self.clock))
         await self.caps.read(self.pool, self.rate_share())
+
+    def hear(self, news: News) -> bool:
+        """How things are in the shard; whether owners are to look at what has changed."""
+        self.caps.hear(news.limits)
+        return self.rates.hear(news.rates)

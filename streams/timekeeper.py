@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from ledger.clock import LedgerClock
+from ledger.pulse import until_pulse_s
 from streams.breath import Breath
 from streams.partition_owner import PartitionOwner
-from streams.pulse import until_pulse_s
 from streams.timers import Rhythm
 
-# Or a little longer, until the pulse of what else a process does now and then: the ledger's clock may be set.
-LONGEST_SLEEP_US = 2_000_000
+# Or a little longer, until the pulse of what else a process does now and then. A look at an owner that knows of nothing
+# brings the next half minute into its memory; whoever hears of something sooner has it looked at, and so has a clock
+# that was set.
+LONGEST_SLEEP_US = 10_000_000
 # Its way through Kafka takes a hint some 2 ms, and some more on a busy machine; the API keeps back what comes early.
 AHEAD_US = 10_000
 # A run is made an occurrence ahead, and occurrences are a second apart at least, so there is time to gather. All owners
@@ -35,6 +37,11 @@ class Timekeeper:
     def wake(self, partition: int) -> None:
         """A timer of the partition was added: it may be sooner than what we sleep for."""
         self._looks_us.pop(partition, None)
+        self._wake.set()
+
+    def wake_all(self) -> None:
+        """What all go by has changed: the ledger's clock was set, or a queue's rate."""
+        self._looks_us.clear()
         self._wake.set()
 
     async def run(self) -> None:

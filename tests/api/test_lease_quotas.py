@@ -224,6 +224,20 @@ async def test_runs_that_come_to_waiting_calls_beyond_the_quota_stay_and_come_fi
     assert [UUID(run["runId"]) for run in await waiting] == made[2:]
 
 
+async def test_a_first_quota_is_heard_of_and_followed_without_a_restart(
+    shards: Shards, settings: ApiSettings, ledger_pool: Pool
+) -> None:
+    api = Api(shards, settings)
+    async with api.running():
+        admin = await Callers(api, ledger_pool)("admin")
+        for rate_per_s in (60, 30):
+            assert (await admin.patch(TENANT, {"leasesPerSecond": rate_per_s})).status_code == 200
+            await until(lambda: isinstance(api.quotas.of("acme"), SharedQuota))
+            await until(lambda wanted=rate_per_s: bucket_of(api).rate_per_s == wanted)  # type: ignore[misc]
+        await admin.patch(TENANT, {"leasesPerSecond": None})
+        await until(lambda: not isinstance(api.quotas.of("acme"), SharedQuota))
+
+
 async def test_two_processes_lease_together_what_the_tenant_may_and_one_alone_does_once_the_other_was_killed(
     shards: Shards, settings: ApiSettings, ledger_pool: Pool, owner: Owner
 ) -> None:

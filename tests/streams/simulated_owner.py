@@ -14,10 +14,12 @@ from uuid import UUID
 
 import pytest
 
+from ledger.clock import LedgerClock
 from ledger.completions import Completion, Failure, complete_runs, expire_leases, fail_runs
 from ledger.connection import Pool, session
 from ledger.fence import Fence, OwnerTransaction, api_transaction, owner_transaction, take_over
 from ledger.leases import Beat, LeaseAsk, LeasedRun, extend_leases, lease_runs
+from ledger.news import read_news
 from ledger.outbox import read_outbox
 from ledger.queue_settings import set_rate
 from ledger.runs import find_due
@@ -111,9 +113,14 @@ class Simulation:
         """As an operator sets it; the owner has followed when this returns."""
         async with session(self.pool) as conn:
             await set_rate(conn, "acme", queue, rate_per_s, "operator", now=self.now)
-        await self.rates.read(self.pool)
+        await self.hear_news()
         await self.owner.decider.follow_rates()
         await self.work()
+
+    async def hear_news(self) -> None:
+        """Of the rates, as a process does now and then."""
+        async with session(self.pool) as conn:
+            self.rates.hear((await read_news(conn, LedgerClock())).rates)
 
     async def work(self) -> None:
         """Whatever is to be done at this instant."""

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
+from ledger.clock import LedgerClock
 from ledger.completions import Completion, complete_runs
 from ledger.connection import Pool, session
 from ledger.fence import api_transaction, take_over
 from ledger.leases import LeaseAsk, lease_runs
-from ledger.tenant_limits import set_limits
+from ledger.news import read_news
+from ledger.tenant_limits import NO_LIMITS, set_limits
 from schemas.codec import Codec
 from schemas.commands import Command
 from streams.command_applier import CommandApplier
 from streams.fair_backlog import Batch
-from streams.pending_caps import PendingCaps
+from streams.pending_caps import PERIOD_S, PendingCaps, keep_caps
 from streams.rejections import CommandReturns, Rejection
 from tests.ledger_fixtures import PARTITIONS
 from tests.streams.commands import backfill, create, delete, job_on, raw, trigger
+from tests.streams.waiting import until
 
 PARTITION = 5
 
@@ -143,6 +147,20 @@ async def test_a_limit_holds_and_ends_without_a_restart_and_a_shard_has_its_shar
     await limit(ledger_pool, None)
     await owner.count()
     assert owner.caps.room("acme") == float("inf")
+
+
+async def test_runs_are_counted_at_once_when_a_first_limit_is_heard_of(ledger_pool: Pool) -> None:
+    caps = PendingCaps()
+    caps.hear({"acme": NO_LIMITS})
+    counting = asyncio.create_task(keep_caps(caps, ledger_pool, lambda: 1.0))
+    try:
+        await limit(ledger_pool, 7)
+        async with session(ledger_pool) as conn:
+            caps.hear((await read_news(conn, LedgerClock())).limits)
+        assert await until(caps.any_set) < PERIOD_S
+        assert caps.room("acme") == 7
+    finally:
+        counting.cancel()
 
 
 async def test_what_did_not_commit_takes_no_room(ledger_pool: Pool) -> None:

@@ -208,7 +208,7 @@ async def test_a_rate_that_changed_while_nobody_owned_the_partition_is_followed_
     await simulation.stop()
     async with simulation.pool.connection() as conn:
         await conn.execute("UPDATE queue_settings SET rate_per_s = 5, rate_version = 2, spread_through = NULL")
-    await simulation.rates.read(simulation.pool)
+    await simulation.hear_news()
     simulation.clock.now = BACK + timedelta(seconds=1)
     await simulation.start()
     await simulation.owner.decider.follow_rates()

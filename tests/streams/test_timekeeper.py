@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest_asyncio
 
-from ledger.clock import LedgerClock
+from ledger.clock import LedgerClock, monotonic_us
 from ledger.connection import Pool
 from ledger.fence import Fence
 from streams.partition_owner import PartitionOwner
@@ -74,7 +74,7 @@ async def test_an_owner_that_is_told_of_a_timer_is_looked_at_before_its_time_and
     assert told.looks_us[1] < other.looks_us[1]
 
 
-async def test_owners_that_know_of_nothing_are_looked_at_together_every_two_seconds(clock: LedgerClock) -> None:
+async def test_owners_that_know_of_nothing_are_looked_at_together_every_ten_seconds(clock: LedgerClock) -> None:
     idle, told = Sleeper(1, 3_600_000_000), Sleeper(2, 3_600_000_000)
     async with keeping_time(clock, [idle, told]) as timekeeper:
         await until(lambda: len(idle.looks_us) == 1)
@@ -83,6 +83,17 @@ async def test_owners_that_know_of_nothing_are_looked_at_together_every_two_seco
     assert idle.looks_us[2] - idle.looks_us[1] >= 0.9 * LONGEST_SLEEP_US
     assert len(told.looks_us) == 4
     assert idle.rounds == [DECISION_ROUNDS, EXPIRY_ROUNDS, SWEEP_ROUNDS]
+
+
+async def test_all_owners_are_looked_at_once_the_ledger_s_clock_was_set(clock: LedgerClock) -> None:
+    idle = [Sleeper(1, 3_600_000_000), Sleeper(2, 3_600_000_000)]
+    async with keeping_time(clock, idle) as timekeeper:
+        clock.on_set = timekeeper.wake_all
+        await until(lambda: all(len(sleeper.looks_us) == 1 for sleeper in idle))
+        set_at_us = clock.now_us()
+        clock.learn(0, set_at_us - monotonic_us() + 60_000_000)
+        await until(lambda: all(len(sleeper.looks_us) == 2 for sleeper in idle))
+    assert all(60_000_000 <= sleeper.looks_us[1] - set_at_us < 60_000_000 + LONGEST_SLEEP_US / 2 for sleeper in idle)
 
 
 async def test_an_owner_is_looked_at_when_it_has_something_to_begin(clock: LedgerClock) -> None:
