@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from email.utils import formatdate
 
 import uvicorn
-from uvicorn.server import ServerState
 
 from api.app import Api, ApiSettings
-from api.slow_clients import BoundedProtocol, SlowClients
+from api.slow_clients import BoundedProtocol, SlowClients, WatchedState
 from ledger.shards import Shards
 from schemas.http_headers import SECURITY_HEADERS
 
@@ -64,7 +63,7 @@ class ApiRole:
         server = _EmbeddedServer(config)
         serving = asyncio.create_task(server.serve(sockets=[self._socket]))
         stopping = asyncio.create_task(stop.wait())
-        slow_clients = SlowClients(server.server_state.connections, self._settings.patience)
+        slow_clients = SlowClients(server.server_state, self._settings.patience)
         watching = asyncio.create_task(slow_clients.run())
         self.ready.set()
         try:
@@ -79,7 +78,7 @@ class ApiRole:
             watching.cancel()
 
 
-class _DatedState(ServerState):
+class _DatedState(WatchedState):
     """What every answer's first headers are, also of those that uvicorn itself gives: the date, made when somebody asks
     for it and not each second, and what is the same for all."""
 
@@ -104,7 +103,7 @@ class _EmbeddedServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.server_state = _DatedState()
+        self.server_state: _DatedState = _DatedState()
         self._stopping = asyncio.Event()
 
     @contextlib.contextmanager

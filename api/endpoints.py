@@ -6,12 +6,14 @@ Their return type says which answers they give, and their docstring what they do
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import parse_qsl
 from uuid import UUID
@@ -27,7 +29,7 @@ from api.auth import Authenticator, require_queue, require_role
 from api.budgets import Budget
 from api.metrics import ApiMetrics
 from api.problems import Headers, Problem, invalid, not_found, problem_of
-from api.slow_clients import TOO_SLOW
+from api.slow_clients import HANG_UP, TOO_SLOW
 from ledger.tokens import Identity, Role
 from schemas.http import Request, encode
 
@@ -41,6 +43,8 @@ QUEUE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")  # schemas.commands.Name
 IDENTITY = "fencepost.identity"  # of a scope, once it is known
 
 NO_ROUTE = "(none)"  # in the access log: what was asked for might be anything, a secret among it
+HangUp = Callable[[], asyncio.Future[Any]]  # from a call: something that is done once its client has hung up
+
 CLOSE = (b"connection", b"close")
 PLAIN_TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
@@ -59,7 +63,7 @@ class Call(Generic[B]):
     body: B
     path: MutableMapping[str, str]
     headers: dict[bytes, bytes]
-    receive: Receive  # after the body: returns when the client has hung up
+    hang_up: HangUp
 
     def id(self, what: str) -> UUID:
         """The {id} of the path. Raises Problem 404: what is no id names nothing."""
@@ -199,7 +203,8 @@ class Endpoint(Generic[B]):
             raise await self._budget.shed()
         with self._budget.place():
             body = read_query(scope["query_string"], self.kind) if self.from_query else self._decode(wire)
-            return await self._handler(Call(identity, body, scope["path_params"], headers, receive))
+            hang_up: HangUp = scope.get(HANG_UP) or partial(_until_hung_up, receive)
+            return await self._handler(Call(identity, body, scope["path_params"], headers, hang_up))
 
 
 class OpenEndpoint:
@@ -273,6 +278,11 @@ def read_query(query: bytes, kind: type[B]) -> B:
         if name in fields and isinstance(value, datetime) and ":" not in fields[name]:
             raise invalid(name, "an instant is like 2026-01-01T00:00:00Z")
     return read
+
+
+def _until_hung_up(receive: Receive) -> asyncio.Future[Any]:
+    """As any ASGI server tells it: what comes after the body."""
+    return asyncio.ensure_future(receive())
 
 
 async def read_body(receive: Receive, headers: dict[bytes, bytes], limit: int) -> bytes:

@@ -40,8 +40,8 @@ from schemas.ids import idempotent_id
 LOOK_S = 1.0
 # Long waits end together, up to so much early: thousands of polls, each with a wake-up of its own to end it and another
 # for the client's next, cost twice as much.
-END_TOGETHER_S = 0.1
-LONG_WAIT_S = 2.0
+END_TOGETHER_S = 0.2
+LONG_WAIT_S = 4.0
 RECALL_S = 1.0  # a shard that is slower keeps leases that nobody knows of until they expire
 
 
@@ -98,7 +98,7 @@ class Leases:
         came_at = time.monotonic()
         remember_as = body.request_id and idempotent_id(tenant, f"lease {' '.join(names)} {body.request_id}")
         asked = Asked([(tenant, name) for name in names], body, came_at + body.wait_seconds, remember_as)
-        hung_up = asyncio.ensure_future(call.receive())
+        hung_up = call.hang_up()
         try:
             granted = await self._once_at_a_time(asked, hung_up)
         except HungUp:

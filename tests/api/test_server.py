@@ -76,6 +76,19 @@ async def test_a_client_that_hangs_up_while_it_waits_is_forgotten(served: Served
     assert (run["runId"], run["attempt"]) == (str(run_id), 1)
 
 
+async def test_of_calls_in_a_row_on_one_connection_the_one_that_waits_is_forgotten_too(
+    served: Served, owner: Owner
+) -> None:
+    writer = await served.raw_lease(waitSeconds=0)
+    writer.write(served.lease_call(waitSeconds=20) + served.lease_call(waitSeconds=20))
+    await served.until("fencepost_api_long_polls_waiting", 1)
+    writer.close()
+    await served.until("fencepost_api_long_polls_waiting", 0)
+    [run_id] = await owner.make_due()
+    [run] = await served.lease(waitSeconds=5)
+    assert (run["runId"], run["attempt"]) == (str(run_id), 1)
+
+
 async def test_a_client_that_hangs_up_while_its_lease_is_committed_leaves_no_lease(
     served: Served, owner: Owner, ledger_pool: Pool
 ) -> None:

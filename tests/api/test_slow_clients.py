@@ -69,6 +69,14 @@ async def test_a_client_that_drips_its_head_is_cut_off_like_one_that_stops(serve
     await dripping
 
 
+async def test_a_client_that_sends_line_ends_and_no_head_after_a_call_is_cut_off(served: Served) -> None:
+    async with served.connection() as (reader, writer):
+        writer.write(served.lease_call(waitSeconds=0))
+        await reader.readuntil(b"}")
+        writer.write(b"\r\n")
+        assert await told_until_the_end(reader) == b""
+
+
 @pytest.mark.parametrize("start", ["", '{"workerId"', '{"workerId":"w","max":1}'], ids=["none", "half", "all but one"])
 async def test_a_client_that_does_not_end_its_body_is_told_so_and_nothing_is_done(served: Served, start: str) -> None:
     async with served.connection() as (reader, writer):
