@@ -198,7 +198,7 @@ class Api:
     def _watch_shard(self, number: int, pool: Pool) -> None:
         self._watch(self.command_outcomes[number].run())
         hear, period_s = (self._hear, HOME_NEWS_S) if number == HOME else (_nothing_else, NEWS_S)
-        self._watch(follow_news(pool, self.clocks[number], hear, period_s))
+        self._watch(follow_news(pool, self.clocks[number], hear, period_s, to_the_point=True))
 
     def _hear(self, news: News) -> None:
         """What has changed at home, where a tenant's limits are read."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-from ledger.connection import Pool, ledger_now, session
+from ledger.connection import Connection, Pool, ledger_now, session
 
 _FIRST_QUESTIONS = 4
 _SAMPLES = 24  # of a minute or two: the two clocks do not drift far apart meanwhile
@@ -42,8 +42,12 @@ class LedgerClock:
         """
         async with session(pool) as conn:
             for _ in range(_FIRST_QUESTIONS):
-                sent_us = monotonic_us()
-                self.hear(sent_us, await ledger_now(conn))
+                await self.ask(conn)
+
+    async def ask(self, conn: Connection) -> None:
+        """Take a sample in this session."""
+        sent_us = monotonic_us()
+        self.hear(sent_us, await ledger_now(conn))
 
     def hear(self, sent_us: int, now: datetime) -> None:
         """The ledger's clock, as it has just answered a question that was sent then, by `monotonic_us`."""

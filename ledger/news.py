@@ -48,12 +48,19 @@ async def read_news(conn: Connection, clock: LedgerClock) -> News:
     )
 
 
-async def follow_news(pool: Pool, clock: LedgerClock, hear: Callable[[News], None], period_s: float) -> None:
-    """Ask at each pulse until cancelled; while the ledger is away all stands as it was heard last."""
+async def follow_news(
+    pool: Pool, clock: LedgerClock, hear: Callable[[News], None], period_s: float, *, to_the_point: bool = False
+) -> None:
+    """Ask at each pulse until cancelled; while the ledger is away all stands as it was heard last.
+
+    to_the_point: ask the clock once more, for who has slept is slow at first: where a run waits for what is late by it.
+    """
     while True:
         try:
             async with session(pool) as conn:
                 news = await read_news(conn, clock)
+                if to_the_point:
+                    await clock.ask(conn)
         except LedgerUnavailable as error:
             log.warning("the clock and the settings of the ledger cannot be read: %s", error)
         else:

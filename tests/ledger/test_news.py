@@ -59,3 +59,15 @@ async def test_who_follows_hears_at_once_and_then_of_what_changes(ledger_pool: P
                 pass
     finally:
         following.cancel()
+
+
+async def test_whose_hints_go_by_the_clock_asks_it_once_more_when_nobody_sleeps(ledger_pool: Pool) -> None:
+    clock, heard = LedgerClock(), asyncio.Event()
+
+    def hear(_: News) -> None:
+        assert len(clock._samples) == 2
+        heard.set()
+
+    following = asyncio.create_task(follow_news(ledger_pool, clock, hear, period_s=60, to_the_point=True))
+    await heard.wait()
+    following.cancel()
