@@ -149,7 +149,7 @@ class Api:
         issuer = Issuer(settings.issuer) if settings.issuer else None
         self.authenticator = Authenticator(shards.home, issuer, on_use=self.token_uses.add)
         self.lines = TenantLines(self.metrics)
-        self.quotas = LeaseQuotas(shards.home, self.lines.weigh)
+        self.quotas = LeaseQuotas(shards.home)
         self.metrics.lease_quota_part.set_function(lambda: self.quotas.part)
         self.permits = Permits(shards, self.index, self.full, self.poll.doubt)
         self.permit_upkeep = PermitUpkeep(shards, self.permits, self.metrics)
@@ -203,6 +203,7 @@ class Api:
     def _hear(self, news: News) -> None:
         """What has changed at home, where a tenant's limits are read."""
         self.quotas.hear(news.limits)
+        self.lines.weigh({tenant: each.weight for tenant, each in news.limits.items() if each.weight})
 
     def _watch(self, work: Coroutine[Any, Any, None]) -> None:
         self._watches.add(asyncio.create_task(work))

@@ -140,18 +140,10 @@ class SharedQuota:
 
 
 class LeaseQuotas:
-    """The quotas of all tenants in one process. Belongs to one event loop.
+    """The quotas of all tenants in one process. Belongs to one event loop."""
 
-    weigh: gets the tenants' weights, which are read with them (api/tenant_lines.py).
-    """
-
-    def __init__(
-        self,
-        home: Pool,
-        weigh: Callable[[Mapping[str, float]], object] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._home, self._weigh, self._clock, self.instance = home, weigh, clock, uuid4()
+    def __init__(self, home: Pool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._home, self._clock, self.instance = home, clock, uuid4()
         self._no_quota = NoQuota()
         self._quotas: dict[str, SharedQuota] = {}
         self._is_announced = self._has_looked = False
@@ -190,11 +182,9 @@ class LeaseQuotas:
     async def look(self) -> None:
         """Read what is set, and count. Raises LedgerUnavailable."""
         async with session(self._home) as conn:
-            all_limits = await read_limits(conn)
-            limits = {tenant: each for tenant, each in all_limits.items() if each.leases_per_s}
+            limits = {tenant: each for tenant, each in (await read_limits(conn)).items() if each.leases_per_s}
             peers = await announce_instance(conn, self.instance) if limits else Peers(0, knew_us=True)
             self._is_announced = self._is_announced or bool(limits)
-        self._weigh({tenant: each.weight for tenant, each in all_limits.items() if each.weight})
         self.adopt(limits, peers)
 
     def adopt(self, limits: Mapping[str, TenantLimits], peers: Peers) -> None:

@@ -10,10 +10,12 @@ import pytest
 
 from api.app import Api
 from api.budgets import Budget, Budgets, ShedAt
-from api.lease_quotas import LeaseQuotas
 from api.metrics import ApiMetrics
 from api.problems import Problem
 from api.tenant_lines import ACTIVE_S, AT_ONCE, MOST_IN_LINE, SLACK, TenantLines, Turn
+from ledger.clock import LedgerClock
+from ledger.connection import Pool, session
+from ledger.news import read_news
 from tests.api.conftest import Caller, Callers
 from tests.api.test_lease_quotas import TENANT
 
@@ -178,12 +180,16 @@ async def test_tenants_that_are_not_seen_any_more_hold_nobody_back(workers: Work
     assert len(await workers.flood("flood", 2 * AT_ONCE)) == 2 * AT_ONCE
 
 
-async def test_a_tenant_s_weight_is_set_and_shown_and_heeded(callers: Callers, api: Api) -> None:
+async def test_a_tenant_s_weight_is_set_and_shown_and_heeded(
+    callers: Callers, api: Api, ledger_pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     admin: Caller = await callers("admin")
     assert (await admin.get(TENANT)).json()["weight"] is None
     assert (await admin.patch(TENANT, {"weight": 3})).json()["weight"] == 3
     heeded: list[Mapping[str, float]] = []
-    await LeaseQuotas(api.quotas._home, heeded.append).look()
-    assert heeded == [{"acme": 3}]
+    monkeypatch.setattr(api.lines, "weigh", heeded.append)
+    async with session(ledger_pool) as conn:
+        api._hear(await read_news(conn, LedgerClock()))
+    assert heeded[-1] == {"acme": 3}
     assert (await admin.patch(TENANT, {"weight": 0})).json()["field"] == "weight"
     assert (await admin.patch(TENANT, {"weight": None})).json()["weight"] is None
