@@ -14,6 +14,7 @@ import pytest
 from streams.history_store import HistoryStore
 from streams.history_tables import RUN_COLUMNS, RUN_EVENT_COLUMNS, EventRow, definitions
 from tests.streams.event_samples import JOB_ID, START, run_row
+from tests.streams.stored_history import opened, read
 
 TODAY = START.date()
 DAY = timedelta(days=1)
@@ -26,14 +27,8 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(path: Path) -> Iterator[HistoryStore]:
-    store = HistoryStore(path)
-    yield store
-    store.close()
-
-
-def read(store: HistoryStore, sql: str) -> list[Any]:
-    with store.cursor() as reader:
-        return reader.execute(sql).fetchall()
+    with opened(path) as store:
+        yield store
 
 
 def ran(number: int, days_ago: int, kind: str = "run_completed", **fields: Any) -> EventRow:
@@ -111,13 +106,11 @@ def test_an_event_of_no_day_changes_nothing(store: HistoryStore) -> None:
 
 
 def test_a_store_that_is_opened_again_has_its_days(path: Path) -> None:
-    first = HistoryStore(path)
-    first.append([ran(1, 1), ran(2, 0)], {0: 2})
-    first.close()
-    again = HistoryStore(path)
-    assert again.append([ran(2, 0), ran(3, 0)], {0: 4}) == 1
-    assert days(again) == [TODAY - DAY, TODAY]
-    again.close()
+    with opened(path) as first:
+        first.append([ran(1, 1), ran(2, 0)], {0: 2})
+    with opened(path) as again:
+        assert again.append([ran(2, 0), ran(3, 0)], {0: 4}) == 1
+        assert days(again) == [TODAY - DAY, TODAY]
 
 
 def test_a_store_of_a_build_before_days_is_parted_and_its_jobs_are_completed(path: Path) -> None:
@@ -135,8 +128,7 @@ def test_a_store_of_a_build_before_days_is_parted_and_its_jobs_are_completed(pat
                        'e' AS event_id, 'mail' AS queue, 'normal' AS lane, 0 AS "partition", 0 AS topic_offset""",
                 {"kind": kind, "at": at, "version": version, "job": JOB_ID},
             )
-    store = HistoryStore(path)
-    assert days(store) == [TODAY - DAY, TODAY]
-    assert read(store, "SELECT tenant, state, version FROM store.jobs") == [("acme", "paused", 2)]
-    assert store.append([run_row(None, 2, "job_paused"), run_row(None, 3, "job_resumed")], {0: 3}) == 1
-    store.close()
+    with opened(path) as store:
+        assert days(store) == [TODAY - DAY, TODAY]
+        assert read(store, "SELECT tenant, state, version FROM store.jobs") == [("acme", "paused", 2)]
+        assert store.append([run_row(None, 2, "job_paused"), run_row(None, 3, "job_resumed")], {0: 3}) == 1

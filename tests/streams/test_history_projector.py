@@ -26,6 +26,7 @@ from streams.metrics import HISTORY_RECORDS_SKIPPED
 from streams.topics import Topics
 from tests.ledger_fixtures import IDLE_S
 from tests.streams.event_samples import life_of, new_topics, produce_events, produce_values, run_event, run_row
+from tests.streams.stored_history import read
 
 DEADLINE_S = 30.0
 Projecting = Callable[..., AbstractContextManager[HistoryProjector]]
@@ -79,11 +80,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(0.02)
-
-
-def read(store: HistoryStore, sql: str) -> list[Any]:
-    with store.cursor() as reader:
-        return reader.execute(sql).fetchall()
 
 
 def wait_for_events(store: HistoryStore, count: int) -> None:

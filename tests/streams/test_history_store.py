@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from streams.history_store import HistoryStore, RunState
 from streams.history_tables import RUN_COLUMNS, definitions
 from tests.streams.event_samples import JOB_ID, START, life_of, run_row, stored
+from tests.streams.stored_history import opened, read
 
 RUN = UUID(int=1)
 
@@ -31,14 +32,8 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(path: Path) -> Iterator[HistoryStore]:
-    store = HistoryStore(path)
-    yield store
-    store.close()
-
-
-def read(store: HistoryStore, sql: str) -> list[Any]:
-    with store.cursor() as reader:
-        return reader.execute(sql).fetchall()
+    with opened(path) as store:
+        yield store
 
 
 def event_count(store: HistoryStore) -> int:
