@@ -6,6 +6,8 @@ from collections.abc import Generator
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from ledger.fence import (
     CHANGE_JOB_STATES,
     FENCE_OWNER,
@@ -96,19 +98,27 @@ def release_partition(tx: Transaction, params: Any) -> Statement:
     return []
 
 
+class _Word(msgspec.Struct):
+    partition: int
+    epoch: int
+    owner: str
+    through: datetime
+
+
 @models(SAY_DECIDED)
 def say_decided(tx: Transaction, params: Any) -> Statement:
     """A row that somebody else is writing to is skipped."""
     said: Rows = []
-    for number, epoch, owner, through in zip(*params, strict=True):
-        found: Partition | None = tx.get("partitions", number)
-        if found is None or (found.epoch, found.owner) != (epoch, owner) or found.decided_through >= through:
+    [words] = params
+    for word in msgspec.json.decode(words, type=list[_Word]):
+        found: Partition | None = tx.get("partitions", word.partition)
+        if found is None or (found.epoch, found.owner) != (word.epoch, word.owner):
             continue
-        if tx.shard.locks.is_others(tx, ("partitions", number)):
+        if found.decided_through >= word.through or tx.shard.locks.is_others(tx, ("partitions", word.partition)):
             continue
-        yield from tx.lock("partitions", number)
-        _say(tx, found.copied(), through)
-        said.append((number,))
+        yield from tx.lock("partitions", word.partition)
+        _say(tx, found.copied(), word.through)
+        said.append((word.partition,))
     return said
 
 
