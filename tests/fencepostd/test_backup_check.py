@@ -183,7 +183,7 @@ def test_a_real_installation_is_explained_and_checked(kafka_broker: KafkaBroker,
     options = ["--kafka", kafka_broker.bootstrap, "--postgres", ledger_dsn, "--topic-prefix", topics.prefix]
     result = check(*options)
     assert result.exit_code == 0, result.output
-    for line in ("Need not be backed up", f"{topics.run_events}, which keeps 168 h", "on one broker's disk"):
+    for line in ("Need not be backed up", f"{topics.run_events}, which keeps 720 h", "on one broker's disk"):
         assert line in result.output
     assert TZDATA_VERSION in result.output
 
