@@ -23,7 +23,15 @@ AHEAD_US = 10_000
 DECISION_ROUNDS = Rhythm(period_us=250_000, phase_us=200_000)
 # Leases that are over together end together, and so on; where decisions are due too, one wake-up is for both.
 EXPIRY_ROUNDS = Rhythm(period_us=500_000, phase_us=450_000)
-SWEEP_ROUNDS = Rhythm(period_us=1_000_000, phase_us=950_000)
+# What nobody leases is asked about each second, of one partition after the other: of a flood in all of them at the same
+# instant it would be a burst that everybody else waits behind.
+SWEEP_PERIOD_US = 1_000_000
+GOLDEN_STEP_US = 618_034  # of the period: however many partitions there are, none come close together
+
+
+def sweep_rounds(partition: int) -> Rhythm:
+    """When a partition is asked about."""
+    return Rhythm(SWEEP_PERIOD_US, partition * GOLDEN_STEP_US % SWEEP_PERIOD_US)
 
 
 class Timekeeper:
@@ -65,7 +73,7 @@ class Timekeeper:
             look_us = self._looks_us.get(partition, 0)
             if look_us <= now_us:
                 due_us = owner.tick(now_us, AHEAD_US, DECISION_ROUNDS)
-                round_us = owner.go_round(now_us, EXPIRY_ROUNDS, SWEEP_ROUNDS)
+                round_us = owner.go_round(now_us, EXPIRY_ROUNDS, sweep_rounds(partition))
                 soon = [
                     at_us for at_us in (due_us, round_us) if at_us is not None and at_us - now_us < LONGEST_SLEEP_US
                 ]

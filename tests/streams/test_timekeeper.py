@@ -5,15 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
 from typing import cast
 
+import pytest
 import pytest_asyncio
 
 from ledger.clock import LedgerClock, monotonic_us
 from ledger.connection import Pool
 from ledger.fence import Fence
 from streams.partition_owner import PartitionOwner
-from streams.timekeeper import DECISION_ROUNDS, EXPIRY_ROUNDS, LONGEST_SLEEP_US, SWEEP_ROUNDS, Timekeeper
+from streams.timekeeper import (
+    DECISION_ROUNDS,
+    EXPIRY_ROUNDS,
+    LONGEST_SLEEP_US,
+    SWEEP_PERIOD_US,
+    Timekeeper,
+    sweep_rounds,
+)
 from streams.timers import EVERY_INSTANT, Rhythm
 from tests.streams.waiting import until
 
@@ -82,7 +91,15 @@ async def test_owners_that_know_of_nothing_are_looked_at_together_every_ten_seco
         await until(lambda: len(idle.looks_us) == 3)
     assert idle.looks_us[2] - idle.looks_us[1] >= 0.9 * LONGEST_SLEEP_US
     assert len(told.looks_us) == 4
-    assert idle.rounds == [DECISION_ROUNDS, EXPIRY_ROUNDS, SWEEP_ROUNDS]
+    assert idle.rounds == [DECISION_ROUNDS, EXPIRY_ROUNDS, sweep_rounds(1)]
+
+
+@pytest.mark.parametrize("partitions", [4, 16, 256])
+def test_partitions_are_swept_one_after_the_other_over_a_period(partitions: int) -> None:
+    begins = sorted(sweep_rounds(partition).next_us(0) for partition in range(partitions))
+    pauses = [after - before for before, after in pairwise([*begins, begins[0] + SWEEP_PERIOD_US])]
+    assert 0.3 * SWEEP_PERIOD_US / partitions < min(pauses)
+    assert max(pauses) < 2 * SWEEP_PERIOD_US / partitions
 
 
 async def test_all_owners_are_looked_at_once_the_ledger_s_clock_was_set(clock: LedgerClock) -> None:
