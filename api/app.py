@@ -72,7 +72,7 @@ from ledger.news import News, follow_news
 from ledger.shard_map import HOME
 from ledger.shards import Shards
 from ledger.tokens import Role
-from schemas import http, http_declarations, http_explanations, http_operations, http_tokens
+from schemas import http, http_declarations, http_explanations, http_operations, http_queries, http_tokens
 from schemas.codec import Codec
 
 PRODUCER: tuple[Role, ...] = ("producer",)
@@ -280,7 +280,7 @@ class Api:
         yield self._post(
             "/v1/schedules/preview", preview_schedule, http.PreviewRequest, EVERYONE, reads, queue_scope="none"
         )
-        yield self._post("/v1/query", self.queries.query, http.Query, OPERATOR, reads, queue_scope="whole")
+        yield self._post("/v1/query", self.queries.query, http_queries.Query, OPERATOR, reads, queue_scope="whole")
         for path, handler in (
             ("/healthz", self.health.healthz),
             ("/readyz", self.health.readyz),

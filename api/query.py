@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from api.endpoints import Call, Reply
 from api.history_client import HistoryClient
-from schemas import http
+from schemas import http_queries
 
 
 class Queries:
     def __init__(self, history: HistoryClient) -> None:
         self._history = history
 
-    async def query(self, call: Call[http.Query]) -> Reply[http.QueryAnswer]:
+    async def query(self, call: Call[http_queries.Query]) -> Reply[http_queries.QueryAnswer]:
         """Ask the tenant's history in SQL.
 
         Raises HistoryAway.

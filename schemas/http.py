@@ -378,29 +378,6 @@ class BatchAnswer(Answer):
     results: list[RunAnswer]
 
 
-# -- history
-
-
-class Query(Request):
-    """POST /v1/query."""
-
-    sql: Annotated[str, Meta(examples=["SELECT state, count(*) FROM runs GROUP BY state"])]
-    limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
-
-
-class QueryColumn(Answer):
-    name: str
-    type: str
-
-
-class QueryAnswer(Answer):
-    """truncated: there are more rows than the limit."""
-
-    columns: list[QueryColumn]
-    rows: list[list[Any]]
-    truncated: bool
-
-
 # -- health
 
 

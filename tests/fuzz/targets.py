@@ -24,6 +24,7 @@ from schemas.codec import Codec
 from schemas.commands import CreateJob, UpdateJob, command_record, decode_commands, schedule_of
 from schemas.cron import cron_expression
 from schemas.errors import CommandRejected, InvalidSchedule, QueryRejected, Undecodable
+from schemas.http_queries import Query
 from schemas.schedule import due_at, first_fire, next_fire, parse_schedule, previous_fire, to_json
 from schemas.zone_rule import next_instant, previous_instant
 from streams.history_queries import confine
@@ -127,7 +128,7 @@ def read_webhook_url(url: str) -> None:
             read()
 
 
-_BODIES = (http.NewJob, http.JobUpdate, http.Trigger, http.LeaseRequest, http.CompleteBatch, http.FailBatch, http.Query)
+_BODIES = (http.NewJob, http.JobUpdate, http.Trigger, http.LeaseRequest, http.CompleteBatch, http.FailBatch, Query)
 _DECODERS = [msgspec.json.Decoder(kind) for kind in (*_BODIES, http.BeatBatch, http.PreviewRequest)]
 
 
